@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
-from shadowrun.comparison.running import RunHandle, Running, begin, end, prepare_process
+from shadowrun.comparison.running import OnePassRun, prepare_process
 from shadowrun.comparison.steps import Steps
 from shadowrun.config import Config
 from shadowrun.errors import NonFiniteError, ShadowrunWarning, UsageError
 from shadowrun.intercept.attribution import Attribution
-from shadowrun.intercept.dispatch import ShadowMode
 from shadowrun.intercept.patches import SubclassConstructor
 from shadowrun.intercept.threads import Threads
 from shadowrun.recording.nonfinite import NonFiniteObserver
@@ -21,8 +20,8 @@ from shadowrun.torch_versions import warn_of_untested
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
+    from shadowrun.intercept.dispatch import ShadowMode
     from shadowrun.recording.nonfinite import NonFinite
 
 __all__ = ["NanTrack", "nan_track"]
@@ -32,10 +31,11 @@ _REACTIONS: Final = ("warn", "raise", "keep")
 _MAX_SHOWN: Final = 10
 
 
-class NanTrack(RunHandle):
+class NanTrack(OnePassRun):
     """Looks for NaN and infinities. Made by `nan_track`; a context manager, a decorator, or `start` and `stop`."""
 
     _made_by = "nan_track"
+    _recorder: NonFiniteObserver
 
     def __init__(self, on_found: str | Callable[[NonFinite], None]) -> None:
         self._on_found = on_found
@@ -49,56 +49,6 @@ class NanTrack(RunHandle):
         self._mode: ShadowMode | None = None
         self._marks_steps = False
         self._warned = False
-
-    def start(self) -> Self:
-        """Begin to look at the operator calls of this thread, and of threads that start from now on.
-
-        Raises:
-            NestingError: A comparison or recording is running already.
-        """
-        began_ns = time.perf_counter_ns()
-        begin(Running(self, "A search for NaN (nan_track)", self._recorder.between_calls, self._abandon))
-        try:
-            prepare_process()
-            self._steps.start_detection(None if self._marks_steps else self._end_step)
-            self._attribution.start()
-            self._constructor.start()
-            self._threads.start()
-            ShadowMode.clear_detached()
-            self._recorder.start()
-            self._mode = ShadowMode(self._recorder)
-            self._steps.begin(self._mode, began_ns)
-        except BaseException:
-            self._mode = None
-            self._release()
-            raise
-        return self
-
-    def stop(self) -> Self:
-        """End the search. Does nothing if it is not running."""
-        mode, self._mode = self._mode, None
-        if mode is None:
-            return self
-        try:
-            self._steps.leave()
-        finally:
-            with self._recorder.between_calls():
-                self._release()
-            self._steps.finish()
-        self._recorder.flush()
-        if self._recorder.failure:
-            with contextlib.suppress(ShadowrunWarning):
-                warnings.warn(
-                    f"shadowrun could not look at all calls: {self._recorder.failure}. Your program was not affected.",
-                    ShadowrunWarning,
-                    stacklevel=2,
-                )
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def found(self) -> list[NonFinite]:
         """One entry for each place that makes or gets NaN or infinities, the earliest call first."""
@@ -142,22 +92,22 @@ class NanTrack(RunHandle):
         self._steps.end(time.perf_counter_ns())
         self._recorder.flush()  # of an accelerator: one host sync in a step
 
-    def _release(self) -> None:
-        self._threads.stop()
-        self._recorder.stop()
-        self._constructor.stop()
-        self._attribution.stop()
-        self._steps.release()
-        end(self)
+    def _describe(self) -> str:
+        return "A search for NaN (nan_track)"
 
-    def _abandon(self) -> None:
-        """Stop in a forked child."""
-        mode, self._mode = self._mode, None
-        self._recorder.forked()
-        if mode is not None:
-            self._steps.abandon(mode)
-        with contextlib.suppress(Exception):
-            self._release()
+    def _prepare(self) -> Callable[[], None]:
+        prepare_process()
+        return self._recorder.start
+
+    def _finish(self) -> None:
+        self._recorder.flush()
+        if self._recorder.failure:
+            with contextlib.suppress(ShadowrunWarning):
+                warnings.warn(
+                    f"shadowrun could not look at all calls: {self._recorder.failure}. Your program was not affected.",
+                    ShadowrunWarning,
+                    stacklevel=3,
+                )
 
 
 def nan_track(on_found: str | Callable[[NonFinite], None] = "warn") -> NanTrack:

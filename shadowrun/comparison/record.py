@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import sys
 import time
 import warnings
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import torch
 
 from shadowrun.comparison.output import distributed_rank, file_of_rank
-from shadowrun.comparison.running import RunHandle, Running, begin, end, prepare_process
+from shadowrun.comparison.running import OnePassRun, prepare_process
 from shadowrun.comparison.steps import Steps
 from shadowrun.config import Config
 from shadowrun.errors import PlatformError, ShadowrunWarning, UsageError
 from shadowrun.intercept.attribution import Attribution
-from shadowrun.intercept.dispatch import ShadowMode
 from shadowrun.intercept.patches import SubclassConstructor
 from shadowrun.intercept.threads import Threads
 from shadowrun.platforms.cpu import instruction_sets
@@ -41,9 +41,10 @@ from shadowrun.torch_versions import warn_of_untested
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from os import PathLike
-    from types import TracebackType
 
     from typing_extensions import Unpack
+
+    from shadowrun.intercept.dispatch import ShadowMode
 
 __all__ = ["RecordRun", "record"]
 
@@ -62,7 +63,7 @@ class RecordOptions(TypedDict, total=False):
     kernels: bool
 
 
-class RecordRun(RunHandle):
+class RecordRun(OnePassRun):
     """A recording, running or finished. Made by `record`.
 
     Use it as a context manager, as a decorator, or by `start` and `stop`. It can be started again after a stop: calls
@@ -76,6 +77,7 @@ class RecordRun(RunHandle):
     """
 
     _made_by = "record"
+    _recorder: CallRecorder
 
     def __init__(self, path: Path, config: Config, rows: int, capture: int | None, *, kernels: bool = False) -> None:
         self.path = path
@@ -119,57 +121,6 @@ class RecordRun(RunHandle):
         self._claim: FileLock | None = None
 
     # -- running -----------------------------------------------------------------------------------
-
-    def start(self) -> Self:
-        """Begin to record the operator calls of this thread, and of threads that start from now on.
-
-        Raises:
-            NestingError: A comparison or recording is running already.
-            DataFileError: The file cannot be written.
-        """
-        began_ns = time.perf_counter_ns()
-        begin(Running(self, f"A recording ({self._wanted.name})", self._recorder.between_calls, self._abandon))
-        try:
-            if self._pid != os.getpid():  # a forked child: the file is the parent's
-                _inherited.append(self._writer)
-                self._assemble()
-            prepare_process()
-            self._open()
-            self._steps.start_detection(None if self._marks_steps else self._end_step)
-            self._attribution.start()
-            self._constructor.start()
-            self._threads.start()
-            ShadowMode.clear_detached()
-            assert self._buffer is not None
-            self._recorder.start(self._buffer)
-            self._mode = ShadowMode(self._recorder)
-            self._steps.begin(self._mode, began_ns)
-        except BaseException:
-            self._mode = None
-            self._release()
-            raise
-        return self
-
-    def stop(self) -> Self:
-        """End the recording, and write what waits. Does nothing if it is not running."""
-        mode, self._mode = self._mode, None
-        if mode is None:
-            return self
-        self._threads.find_untracked()
-        # The mode leaves the stack first: the calls below must not be intercepted.
-        try:
-            self._steps.leave()
-        finally:
-            with self._recorder.between_calls():
-                self._release()
-            self._steps.finish()
-            self._finish()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def __repr__(self) -> str:
         state = "running" if self._mode is not None else "stopped"
@@ -251,13 +202,17 @@ class RecordRun(RunHandle):
             not_captured=dict(self.captured.not_kept),
         )
 
-    def _release(self) -> None:
-        self._threads.stop()
-        self._recorder.stop()
-        self._constructor.stop()
-        self._attribution.stop()
-        self._steps.release()
-        end(self)
+    def _describe(self) -> str:
+        return f"A recording ({self._wanted.name})"
+
+    def _prepare(self) -> Callable[[], None]:
+        if self._pid != os.getpid():  # a forked child: the file is the parent's
+            _inherited.append(self._writer)
+            self._assemble()
+        prepare_process()
+        self._open()
+        assert self._buffer is not None
+        return functools.partial(self._recorder.start, self._buffer)
 
     def _finish(self) -> None:
         failure = self._recorder.failure
@@ -299,15 +254,9 @@ class RecordRun(RunHandle):
             self._claim, self.path = claim, claim.path
 
     def _abandon(self) -> None:
-        """Stop recording in a forked child; nothing of it is recorded."""
-        mode, self._mode = self._mode, None
-        self._recorder.forked()
-        if mode is not None:
-            self._steps.abandon(mode)
+        super()._abandon()
         if self._claim is not None:
             self._claim.release()
-        with contextlib.suppress(Exception):
-            self._release()
 
 
 _inherited: list[Any] = []

@@ -18,6 +18,7 @@ import inspect
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -31,8 +32,14 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from shadowrun.comparison.steps import Steps
+    from shadowrun.intercept.attribution import Attribution
+    from shadowrun.intercept.patches import SubclassConstructor
+    from shadowrun.intercept.threads import Threads
+    from shadowrun.recording.call_recorder import CallRecorder
+    from shadowrun.recording.nonfinite import NonFiniteObserver
 
 __all__ = [
+    "OnePassRun",
     "RunHandle",
     "Running",
     "begin",
@@ -103,6 +110,92 @@ class RunHandle:
 
         wrapper.run = self  # type: ignore[attr-defined]
         return wrapper  # type: ignore[return-value]
+
+
+class OnePassRun(RunHandle):
+    """What a recording and a search for NaN have in common: one observer, and no second platform.
+
+    A subclass has `_end_step`, `_describe`, `_prepare` and `_finish`.
+    """
+
+    _attribution: Attribution
+    _constructor: SubclassConstructor
+    _recorder: CallRecorder | NonFiniteObserver
+    _threads: Threads
+
+    def start(self) -> Self:
+        """Begin to observe the operator calls of this thread, and of threads that start from now on.
+
+        Raises:
+            NestingError: A comparison or recording is running already.
+            DataFileError: A file that is wanted cannot be written.
+        """
+        began_ns = time.perf_counter_ns()
+        begin(Running(self, self._describe(), self._recorder.between_calls, self._abandon))
+        try:
+            start_recorder = self._prepare()
+            self._steps.start_detection(None if self._marks_steps else self._end_step)
+            self._attribution.start()
+            self._constructor.start()
+            self._threads.start()
+            ShadowMode.clear_detached()
+            start_recorder()
+            self._mode = ShadowMode(self._recorder)
+            self._steps.begin(self._mode, began_ns)
+        except BaseException:
+            self._mode = None
+            self._release()
+            raise
+        return self
+
+    def stop(self) -> Self:
+        """End it, and write or read what waits. Does nothing if it is not running."""
+        mode, self._mode = self._mode, None
+        if mode is None:
+            return self
+        self._threads.find_untracked()
+        # The mode leaves the stack first: the calls below must not be intercepted.
+        try:
+            self._steps.leave()
+        finally:
+            with self._recorder.between_calls():
+                self._release()
+            self._steps.finish()
+            self._finish()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _describe(self) -> str:
+        """For the message to what would be nested in it."""
+        raise NotImplementedError
+
+    def _prepare(self) -> Callable[[], None]:
+        """Set up what the observer needs; gives the function that starts it."""
+        raise NotImplementedError
+
+    def _finish(self) -> None:
+        raise NotImplementedError
+
+    def _release(self) -> None:
+        self._threads.stop()
+        self._recorder.stop()
+        self._constructor.stop()
+        self._attribution.stop()
+        self._steps.release()
+        end(self)
+
+    def _abandon(self) -> None:
+        """Stop in a forked child; nothing of it is observed."""
+        mode, self._mode = self._mode, None
+        self._recorder.forked()
+        if mode is not None:
+            self._steps.abandon(mode)
+        with contextlib.suppress(Exception):
+            self._release()
 
 
 @dataclass(frozen=True, slots=True)
