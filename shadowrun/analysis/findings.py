@@ -196,15 +196,16 @@ class Finding:
 
     def __str__(self) -> str:
         """What, where, the evidence, and what to do next."""
-        modules = ", ".join(self.modules) + (f" and {self.n_modules - len(self.modules)} more" * self._has_more_modules)
-        lines = [
-            f"{self.number}. {self.what}: {self.n_calls:,} of {self.n_calls_of_op:,} calls",
-            f"where     {self.sites[0] if self.sites else 'line unknown'}",
-            f"module    {modules or 'outside of any'}",
-            f"evidence  {self.evidence}",
-            f"next      {self.next_step}",
-        ]
-        return "\n   ".join(line for line in lines if not line.endswith("  "))
+        n_more = self.n_modules - len(self.modules)
+        modules = ", ".join(self.modules) + (f" and {n_more} more" if n_more > 0 else "")
+        facts = {
+            "where": self.sites[0] if self.sites else "line unknown",
+            "module": modules or "outside of any",
+            "evidence": self.evidence,
+            "next": self.next_step,
+        }
+        title = f"{self.number}. {self.what}: {self.n_calls:,} of {self.n_calls_of_op:,} calls"
+        return "\n   ".join((title, *(f"{name:9} {text}" for name, text in facts.items() if text)))
 
     @property
     def what(self) -> str:
@@ -215,10 +216,6 @@ class Finding:
     def because(self) -> str:
         """Cause and explanation in one text."""
         return ": ".join(text for text in (str(self.cause or ""), self.explanation) if text)
-
-    @property
-    def _has_more_modules(self) -> bool:
-        return self.n_modules > len(self.modules)
 
 
 @dataclass(frozen=True, slots=True)
