@@ -272,11 +272,13 @@ class Replayer:
             return
         if not self._replays:
             self._handler.record()
-        # Chains and a budget need each call in Python.
-        elif self._drift is None and self._budget is None and cpu.shared and (cpu.on_target or cpu.on_ref):
+        # A budget needs each call in Python.
+        elif self._budget is None and cpu.shared and (cpu.on_target or cpu.on_ref):
             replaying = self._context.ref if cpu.on_target else self._context.target
             # The C handler sets no platform settings: a replay under other settings goes through Python.
             if replaying.plain:
+                if self._drift is not None:
+                    self._handler.follow(self._drift)
                 self._handler.compare()
 
     def stop(self) -> None:
