@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     import shadowrun
     from shadowrun.report.run_report import run_document
 
-    recorded = shadowrun.load(args.data, known=options.known_ledger(args))
+    recorded = shadowrun.load(args.data, **options.known_options(args))
     recorded.baseline = options.baseline(args)
     if args.records:
         n = recorded.write_records(args.records)

@@ -72,7 +72,7 @@ class Comparison(RunHandle, Run):
         ref.set_timeout(config.call_limit_s)
         self._selection = Selection(config)
         self._output = Output(config, run_info(config, target, ref))
-        super().__init__(self._output.data, config.known)
+        super().__init__(self._output.data, config.known, vendor_known=config.vendor_known)
         self._attribution = Attribution()
         self._assemble()
         self._mode: ShadowMode | None = None

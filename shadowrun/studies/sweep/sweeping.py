@@ -46,6 +46,7 @@ class SweepRequest:
         seed: Seed of the sample inputs.
         source: Data file whose calls to sweep instead of torch's database.
         flaws: Flaws of the simulated target; None if it is not simulated.
+        reset_command: Brings the device back; run after each case that ended its process.
     """
 
     target: str
@@ -57,6 +58,7 @@ class SweepRequest:
     seed: int = 0
     source: Path | None = None
     flaws: tuple[str, ...] | None = None
+    reset_command: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,8 @@ def sweep(
         }
         if tasks:
             work = SweepWork(tasks, planned.calls, result, finish, on_task)
-            with contextlib.closing(Pool(ENTRY, settings, jobs, limits, work)) as pool:
+            made: Pool[Task] = Pool(ENTRY, settings, jobs, limits, work, request.reset_command, resets_always=True)
+            with contextlib.closing(made) as pool:
                 pool.run()
             n_open = work.n_given_up
         complete = not n_open
