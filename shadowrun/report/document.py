@@ -39,6 +39,7 @@ __all__ = [
     "Limits",
     "Listing",
     "Note",
+    "Prose",
     "Records",
     "Section",
     "Span",
@@ -227,6 +228,17 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
+class Prose:
+    """Text in Markdown, of the package itself: its links and markup are followed.
+
+    Attributes:
+        code: Its lines, whose blanks count as in code.
+    """
+
+    code: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """A finding: a heading and labelled lines.
 
@@ -401,7 +413,7 @@ class Section:
     anchor: str = ""
 
 
-Block = Note | Facts | Table | Entries | Figure | Listing | Code | Tree | Later | Section
+Block = Note | Facts | Table | Entries | Figure | Listing | Prose | Code | Tree | Later | Section
 
 
 @dataclass(frozen=True, slots=True)
