@@ -26,7 +26,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from shadowrun.cli import options
+from shadowrun.cli import compare_options, options
 from shadowrun.cli.option_defaults import option_defaults
 from shadowrun.errors import PlatformError, UsageError
 from shadowrun.platforms.spec import parse
@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ref", default="cpu", metavar="R", help="platform to trust (default: %(default)s)")
     options.add_import_argument(parser)
     options.add_simulation_arguments(parser)
-    options.add_compare_arguments(parser)
+    compare_options.add_compare_arguments(parser)
     options.add_output_arguments(parser, findings=True)
     add_gate_argument(parser)
     options.add_program_arguments(parser)
@@ -139,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
     # A function: the comparison may have to wait until the program registers its device.
     def make() -> Comparison:
         fail_fast = [kind for kind in args.fail_on if kind != WORSE] if args.fail_fast else ()
-        made = shadowrun.compare(target, args.ref, fail_fast=fail_fast, **options.compare_options(args))
+        made = shadowrun.compare(target, args.ref, fail_fast=fail_fast, **compare_options.compare_keywords(args))
         # The report has the verdict of the same gate.
         made.fail_on, made.baseline = args.fail_on, before
         return made

@@ -40,6 +40,7 @@ def changes_document(
     counts = {change: sum(c.change is change for c in changes) for change in Change}
     platforms = [f"{info.target} against {info.ref}" for info in infos]
     blocks: list[Block] = []
+    # Allowed: one may ask what another device does, but new findings are then not those of a change in between.
     if platforms[0] != platforms[1]:
         blocks.append(Note(f"the runs are of different platforms: {platforms[0]}, and {platforms[1]}", "warn"))
     blocks.append(change_counts(changes))

@@ -37,6 +37,7 @@ def _change(c: FindingChange, suite: str, fail_on: Collection[str]) -> Issue:
     s = c.signature
     wanted = "any" in fail_on or str(c.change) in fail_on
     serious = c.change in (Change.NEW, Change.WORSE)
+    # CI services show notes without failing: what is known or gone must not look like a new fault.
     level = "note" if c.is_known or not serious else "error" if wanted else "warning"
     seen = c.after or c.before
     assert seen is not None
