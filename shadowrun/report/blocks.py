@@ -26,6 +26,7 @@ __all__ = [
     "Limits",
     "Listing",
     "Note",
+    "Prose",
     "Section",
     "Span",
     "Table",
@@ -194,6 +195,17 @@ class Listing:
     code: tuple[str, ...]
     language: str = ""
     title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prose:
+    """Text in Markdown, of the package itself: its links and markup are followed.
+
+    Attributes:
+        code: Its lines, whose blanks count as in code.
+    """
+
+    code: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +383,7 @@ class Section:
     anchor: str = ""
 
 
-Block = Note | Facts | Table | Entries | Figure | Listing | Code | Tree | Later | Section
+Block = Note | Facts | Table | Entries | Figure | Listing | Prose | Code | Tree | Later | Section
 
 
 def status_span(status: str, text: str = "", link: str = "") -> Span:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from shadowrun.report.blocks import Entries, Fact, Facts, Listing, Note, Section, Table, plain, shown, visible
+from shadowrun.report.blocks import Entries, Fact, Facts, Listing, Note, Prose, Section, Table, plain, shown, visible
 from shadowrun.report.document import View
 from shadowrun.report.sanitize import MAX_WHOLE, clip
 
@@ -109,7 +109,7 @@ class _Page:
             self.console.print(Text(gate.line, "bold green" if gate.passed else "bold red"), soft_wrap=True)
 
     def _block(self, block: Block, *, first: bool) -> None:
-        if isinstance(block, Facts | Table | Listing) and not first:
+        if isinstance(block, Facts | Table | Listing | Prose) and not first:
             self.console.print()
         if isinstance(block, Note):
             self._note(block)
@@ -124,6 +124,8 @@ class _Page:
             self._more(more)
         elif isinstance(block, Listing):
             self._listing(block)
+        elif isinstance(block, Prose):
+            self._prose(block)
         elif isinstance(block, Section):
             self._section(block)
 
@@ -143,6 +145,12 @@ class _Page:
         """Indented, so that no line of it can look like a gate line, and not wrapped, to be copied."""
         for line in listing.code:
             self.console.print(Text(f"{_INDENT}{line}".rstrip()), soft_wrap=True)
+
+    def _prose(self, prose: Prose) -> None:
+        from rich.markdown import Markdown
+
+        # Without colours of its own for code: they are chosen for a dark background.
+        self.console.print(Markdown("\n".join(prose.code), code_theme="bw", hyperlinks=False, justify="left"))
 
     def _note(self, note: Note) -> None:
         mark = "! " if note.tone == "warn" else f"{note.label}: " if note.label else ""
