@@ -161,6 +161,8 @@ def run(args: argparse.Namespace) -> int:
         return outcome.status
     if deferred is not None:
         comparison = deferred.required()
+    if comparison.left_out:  # it has nothing to report, and one report of all ranks is enough
+        return outcome.status
     sys.stdout.flush()  # the program's output comes before the report
 
     from shadowrun.report.run_report import run_document

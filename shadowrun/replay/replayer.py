@@ -196,6 +196,7 @@ class Replayer:
         plans: Plans by the id of their operator.
         native_handler: The C handler; None without the part in C.
         policy: Decides what is done with each call.
+        take_held: See `Comparator.take_held`.
     """
 
     run_distributed: None = None
@@ -211,7 +212,7 @@ class Replayer:
     ) -> None:
         self._postponed = None if budget is None else PostponedCalls(lambda: budget.postpones, budget.fill_step)
         self._paths = paths = _Paths(config, target, ref, recorder, self._postponed)
-        self._context = paths.context
+        self._context, self.take_held = paths.context, paths.context.comparator.take_held
         self._by_treatment, self._same_device = paths.by_treatment, paths.same_device
         self._roles = paths.roles
         self._recorder = recorder
@@ -260,7 +261,7 @@ class Replayer:
         # Only copies in flight are in the way of a capture.
         if self._paths.asynchronous:
             self._graph_captures.start()
-        roles, cpu = self._roles, self._roles.cpu
+        roles, cpu, config = self._roles, self._roles.cpu, self._context.config
         if self._passing is not None:
             self._handler.pass_on()
             # Not in the first step, which should not take much longer than the others.
@@ -270,8 +271,8 @@ class Replayer:
             return
         if not self._replays:
             self._handler.record()
-        # Chains and a budget need each call in Python.
-        elif self._drift is None and self._budget is None and cpu.shared and (cpu.on_target or cpu.on_ref):
+        # Chains, a budget, and an exception at the very call need each call in Python.
+        elif not (self._drift or self._budget or config.stop_on) and cpu.shared and (cpu.on_target or cpu.on_ref):
             replaying = self._context.ref if cpu.on_target else self._context.target
             # The C handler sets no platform settings: a replay under other settings goes through Python.
             if replaying.plain:
