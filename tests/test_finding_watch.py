@@ -131,9 +131,14 @@ def test_an_exception_of_the_callback_is_noted_and_warns_once():
 
     x = value("sim")
     run = compared(on_finding=fail)
-    with pytest.warns(ShadowrunWarning, match="on_finding raised ValueError: no disk") as warned, run:
-        x @ x
-        torch.addmm(x, x, x)
+
+    def program():
+        with run:
+            x @ x
+            torch.addmm(x, x, x)
+
+    with pytest.warns(ShadowrunWarning, match="on_finding raised ValueError: no disk") as warned:
+        program()
     assert len(calls) == 2
     assert len(warned) == 1
     assert any("on_finding raised ValueError: no disk" in note for note in run.info.notes)
