@@ -126,7 +126,7 @@ class Run:
     def summary(self) -> Rows[OperatorSummary]:
         """One row for each operator, those that need work first."""
         from shadowrun.report.frames import Rows
-        from shadowrun.report.run_report import operator_table
+        from shadowrun.report.run_sections import operator_table
 
         return Rows(analysis.summarise(self._read()), operator_table)
 
@@ -140,7 +140,7 @@ class Run:
         Printed, each is one line; ``print(finding)`` has the evidence and the next step.
         """
         from shadowrun.report.frames import Rows
-        from shadowrun.report.run_report import findings_table
+        from shadowrun.report.run_sections import findings_table
 
         return Rows((finding for finding in self._all_findings() if finding.known is None), findings_table)
 

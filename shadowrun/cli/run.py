@@ -23,6 +23,7 @@ Exit status:
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -90,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_import_argument(parser)
     options.add_simulation_arguments(parser)
     compare_options.add_compare_arguments(parser)
-    options.add_output_arguments(parser, findings=True)
+    options.add_output_arguments(parser, findings=True, digest=True)
     add_gate_argument(parser)
     options.add_program_arguments(parser)
 
@@ -165,8 +166,11 @@ def run(args: argparse.Namespace) -> int:
     from shadowrun.report.run_report import run_document
 
     with forgiving():
-        options.print_report(run_document(comparison), args, always=True)
-        passed = passes(comparison, args.fail_on)
+        data = "" if args.data == options.DATA_FILE else f" {shlex.quote(args.data)}"
+        options.print_report(run_document(comparison), args, always=True, more=f"shadowrun report{data} -v")
+        # The last line on the screen is the gate already.
+        at_terminal = args.format is None and sys.stdout.isatty() and sys.stderr.isatty()
+        passed = comparison.gate(args.fail_on).passed if at_terminal else passes(comparison, args.fail_on)
     if outcome.interrupted:
         raise KeyboardInterrupt  # end the command by the signal, as Python does
     return outcome.status if passed else 1
