@@ -1,4 +1,4 @@
-"""The exceptions that shadowrun raises, and the slugs that link them to ``docs/messages.md``.
+"""The exceptions that shadowrun raises, and the slugs that link them to the page of messages.
 
 ::
 
@@ -48,7 +48,10 @@ class ShadowrunError(Exception):
 
     Args:
         message: What failed, with which value, and what to do.
-        slug: Anchor of the message's entry in ``docs/messages.md``.
+        slug: Name of the message's entry in ``docs/messages.md``, which ``shadowrun explain SLUG`` prints.
+
+    Attributes:
+        slug: As given.
     """
 
     slug: str
@@ -57,6 +60,12 @@ class ShadowrunError(Exception):
     def __init__(self, message: str, *, slug: str) -> None:
         super().__init__(message)
         self.slug = slug
+        self.add_note(f"[{self.command}]")  # below the message of a traceback
+
+    @property
+    def command(self) -> str:
+        """What prints the entry of the message."""
+        return f"shadowrun explain {self.slug}"
 
 
 class UsageError(ShadowrunError):

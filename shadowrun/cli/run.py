@@ -23,10 +23,11 @@ Exit status:
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from shadowrun.cli import options
+from shadowrun.cli import compare_options, options
 from shadowrun.cli.option_defaults import option_defaults
 from shadowrun.errors import PlatformError, UsageError
 from shadowrun.platforms.spec import parse
@@ -89,8 +90,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ref", default="cpu", metavar="R", help="platform to trust (default: %(default)s)")
     options.add_import_argument(parser)
     options.add_simulation_arguments(parser)
-    options.add_compare_arguments(parser)
-    options.add_output_arguments(parser, findings=True)
+    compare_options.add_compare_arguments(parser)
+    options.add_output_arguments(parser, findings=True, digest=True)
     add_gate_argument(parser)
     options.add_program_arguments(parser)
 
@@ -139,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
     # A function: the comparison may have to wait until the program registers its device.
     def make() -> Comparison:
         fail_fast = [kind for kind in args.fail_on if kind != WORSE] if args.fail_fast else ()
-        made = shadowrun.compare(target, args.ref, fail_fast=fail_fast, **options.compare_options(args))
+        made = shadowrun.compare(target, args.ref, fail_fast=fail_fast, **compare_options.compare_keywords(args))
         # The report has the verdict of the same gate.
         made.fail_on, made.baseline = args.fail_on, before
         return made
@@ -165,8 +166,11 @@ def run(args: argparse.Namespace) -> int:
     from shadowrun.report.run_report import run_document
 
     with forgiving():
-        options.print_report(run_document(comparison), args, always=True)
-        passed = passes(comparison, args.fail_on)
+        data = "" if args.data == options.DATA_FILE else f" {shlex.quote(args.data)}"
+        options.print_report(run_document(comparison), args, always=True, more=f"shadowrun report{data} -v")
+        # The last line on the screen is the gate already.
+        at_terminal = args.format is None and sys.stdout.isatty() and sys.stderr.isatty()
+        passed = comparison.gate(args.fail_on).passed if at_terminal else passes(comparison, args.fail_on)
     if outcome.interrupted:
         raise KeyboardInterrupt  # end the command by the signal, as Python does
     return outcome.status if passed else 1

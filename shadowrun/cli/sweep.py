@@ -116,7 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--restart", action="store_true", help="start again, replacing the coverage file")
     out = parser.add_argument_group("report")
     out.add_argument("--all", action="store_true", dest="everything", help="print all failures, not only the first 20")
-    options.add_output_arguments(out, findings=True)
+    options.add_output_arguments(out, findings=True, has_all=True)
     out.add_argument(
         "--fail-on",
         type=options.kinds_among(KINDS),
@@ -207,8 +207,7 @@ def _report(path: Path, args: argparse.Namespace) -> SupportTable:
     from shadowrun.analysis.wording import shell_command
     from shadowrun.studies.sweep.cases import Kind
     from shadowrun.studies.sweep.coverage_file import CoverageFile
-    from shadowrun.studies.sweep.issues import sweep_issues
-    from shadowrun.studies.sweep.report import sweep_document
+    from shadowrun.studies.sweep.report import sweep_document, sweep_issues
     from shadowrun.studies.sweep.support import SupportTable
 
     file = CoverageFile.open(path)

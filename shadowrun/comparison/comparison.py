@@ -23,9 +23,9 @@ from shadowrun.intercept.dispatch import ShadowMode, dispatch_overhead_ns
 from shadowrun.intercept.threads import Threads
 from shadowrun.platforms.device import Platform, resolve
 from shadowrun.recording.capturing import Capturing
-from shadowrun.recording.fail_fast import FailFastRecorder
-from shadowrun.recording.recorder import Recorder
-from shadowrun.replay.replayer import Replayer, choose_async
+from shadowrun.recording.recorder import FailFastRecorder, Recorder
+from shadowrun.replay.async_path import choose_async
+from shadowrun.replay.replayer import Replayer
 from shadowrun.run import Run
 from shadowrun.schedule.budget import Budget
 from shadowrun.schedule.selection import Selection, check_operators

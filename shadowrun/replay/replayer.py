@@ -15,8 +15,7 @@ from shadowrun.intercept.patches import GraphCaptures, SubclassConstructor
 from shadowrun.intercept.plan import OpKind
 from shadowrun.intercept.torchapi import with_isolated_warnings
 from shadowrun.intercept.user_call import own_call
-from shadowrun.platforms.streams import async_copies
-from shadowrun.replay.async_path import AsyncPath
+from shadowrun.replay.async_path import AsyncPath, choose_async
 from shadowrun.replay.call import OVER_BUDGET, Call, CallRun, Roles, Treatment, TreatmentPolicy
 from shadowrun.replay.comparator import Comparator
 from shadowrun.replay.context import Path, ReplayContext
@@ -36,12 +35,11 @@ if TYPE_CHECKING:
     from shadowrun.config import Config
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.platforms.device import Platform
-    from shadowrun.platforms.streams import AsyncCopies
     from shadowrun.replay.context import RecordSink, RunSink
     from shadowrun.schedule.budget import Budget
     from shadowrun.schedule.selection import Selection
 
-__all__ = ["CallLock", "Replayer", "choose_async"]
+__all__ = ["CallLock", "Replayer"]
 
 _clock = time.perf_counter_ns
 # A call that waits for this thread would hold the lock for ever: after this time the thread runs without it.
@@ -498,19 +496,3 @@ class Replayer:
             self._own_ns += _clock() - entered
             if got:
                 self.lock.release()
-
-
-def choose_async(config: Config, target: Platform, ref: Platform) -> AsyncCopies | str:
-    """Copies by which calls can be compared later, on another thread; or the reason why they cannot.
-
-    The accumulated error and the overhead budget need each result, or its cost, at once. A reference with settings of
-    this process would have the program run under them.
-    """
-    # Each call of a chain takes the results of the call before it.
-    if config.drift:
-        return "drift=True needs each result at once"
-    if config.budget is not None:
-        return "budget= needs to know at once what a call took"
-    if ref.device.type != "cpu" or not (ref.has_program_settings or ref.remote is not None):
-        return f"the reference {ref} cannot run while the program runs: its settings belong to the process"
-    return async_copies(target) or f"calls on {target} have ended when they return"
