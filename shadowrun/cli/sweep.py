@@ -207,8 +207,7 @@ def _report(path: Path, args: argparse.Namespace) -> SupportTable:
     from shadowrun.analysis.wording import shell_command
     from shadowrun.studies.sweep.cases import Kind
     from shadowrun.studies.sweep.coverage_file import CoverageFile
-    from shadowrun.studies.sweep.issues import sweep_issues
-    from shadowrun.studies.sweep.report import sweep_document
+    from shadowrun.studies.sweep.report import sweep_document, sweep_issues
     from shadowrun.studies.sweep.support import SupportTable
 
     file = CoverageFile.open(path)

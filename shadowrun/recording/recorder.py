@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from shadowrun.recording.capturing import Capturing
     from shadowrun.replay.call import Call
     from shadowrun.replay.context import InputsFile
+    from shadowrun.store import DataFile
 
 __all__ = ["Recorder", "context_key", "printed_inputs"]
 

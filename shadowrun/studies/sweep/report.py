@@ -1,4 +1,4 @@
-"""Reports of sweeps as `Document`: one sweep, several platforms, and the changes between two sweeps."""
+"""Reports of sweeps as `Document`: one sweep, several platforms, the changes between two; and failures as `Issues`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from shadowrun.report.document import (
     Table,
     status_span,
 )
+from shadowrun.report.issues import Issue, Issues
 from shadowrun.report.sanitize import clip
 from shadowrun.studies.sweep.cases import FAILURES, Kind, Support
 from shadowrun.studies.sweep.support import Direction
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
-    from shadowrun.report.issues import Issues
     from shadowrun.studies.sweep.coverage_file import SweepInfo
     from shadowrun.studies.sweep.support import (
         Change,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         Sweep,
     )
 
-__all__ = ["changes_document", "support_document", "support_share", "sweep_document"]
+__all__ = ["changes_document", "support_document", "support_share", "sweep_document", "sweep_issues"]
 
 FORMAT = 1
 """Version of the three JSON forms. History: 1, first version."""
@@ -319,3 +319,47 @@ def changes_document(changes: Changes) -> Document:
 def _change_texts(c: Change) -> tuple[str, ...]:
     kinds = f"{', '.join(c.kinds_before) or 'pass'} → {', '.join(c.kinds_after) or 'pass'}"
     return str(c.direction), c.name, c.dtype, str(c.part), f"{c.before} → {c.after}", kinds, c.why
+
+
+def sweep_issues(table: SupportTable, info: SweepInfo, fail_on: Collection[Kind], file: str = "") -> Issues:
+    """One issue for each operator and reason; parts without a failure have passed.
+
+    Args:
+        table: Results of the sweep.
+        info: Its platforms.
+        fail_on: Kinds that fail the sweep.
+        file: Name of the coverage file: operators of a database have no source line.
+    """
+    grouped: dict[tuple[str, ...], list[FailingPart]] = {}
+    for operator in table.operators:
+        for f in operator.failing:
+            key = (f.finding.kind, operator.name, f.finding.kernel or f.finding.op, f.finding.cause)
+            grouped.setdefault(key, []).append(f)
+    rows = tuple(_failure_issue(key, parts, info.target, fail_on) for key, parts in grouped.items())
+    passed = tuple(
+        f"{operator.name} [{dtype} {part}]"
+        for operator in table.operators
+        for (dtype, part), support in operator.parts.items()
+        if support is Support.FULL
+    )
+    return Issues(info.target, rows, passed, file)
+
+
+def _failure_issue(key: tuple[str, ...], parts: list[FailingPart], target: str, fail_on: Collection[Kind]) -> Issue:
+    first = parts[0]
+    finding = first.finding
+    _, name, where, cause = key
+    place = f" in {where}" if where and where != name else ""
+    why = ": ".join(filter(None, (cause, finding.explanation, finding.message)))
+    return Issue(
+        kind=str(finding.kind),
+        cause=cause,
+        name=name,
+        message=clip(f"{name} on {target}: {finding.kind}{place}{f', {why}' if why else ''}"),
+        level="error" if finding.kind in fail_on else "warning",
+        key=key,
+        lines=(
+            ("cases", clip(", ".join(f"{f.dtype} {f.part} {f.n}/{f.of}" for f in parts))),
+            ("first", f"sample {first.first.sample} of {first.first.part}, {first.inputs or 'no inputs'}"),
+        ),
+    )
