@@ -86,6 +86,7 @@ class DriftTrace:
             drift: Absolute and relative error.
             is_root: The call may be the one that makes the gradient of the loss, a constant, which follows the loss.
         """
+        # Calls come in the order of the file, in which all calls of a step of one run follow each other.
         if step != self._step:
             self._end()
             self._step, self._greatest = step, {}
@@ -99,6 +100,8 @@ class DriftTrace:
             self._greatest[phase] = relative
         if _size(relative) > _size(self._reach.get(key, -1.0)):
             self._reach[key] = relative
+        # The last forward call before the first gradient is the loss. `ones_like`, the gradient that `backward()`
+        # starts with, is called before autograd runs a node, so that its phase is forward too.
         if phase == Phase.FORWARD and self._grad[0] < 0 and not is_root:
             self._loss = (seq, key[0], *drift)
         if phase == Phase.BACKWARD and _size(relative) > _size(self._grad[1]):
@@ -121,6 +124,7 @@ class DriftTrace:
             return
         self._n_steps += 1
         end = StepEnd(self._step[1], *self._loss, *self._grad)
+        # Three steps are kept, whatever their number: a run may have millions.
         self._ends.setdefault("first", end)
         self._ends["last"] = end
         worst = self._ends.get("worst")

@@ -89,6 +89,7 @@ class KnownIssues:
             return None
         modules = tuple(modules)
         fitting = (line for line in self._here if not self._expired(line))
+        # The first, so that the order of the file decides, as in a list of ignored paths.
         return next((line for line in fitting if _fits(line, kind, op, modules)), None)
 
     def uses(self, table: CallGroups, findings: Iterable[Finding]) -> tuple[LedgerLineUse, ...]:

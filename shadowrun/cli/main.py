@@ -80,7 +80,7 @@ class _Version(argparse.Action):
             note = _what_torch_lacks()
         except ShadowrunError as error:
             # `--version` is what a bug report begins with: it prints what there is, whatever is missing.
-            note = f"error: {error} [docs/messages.md#{error.slug}]"
+            note = f"error: {error} [{error.command}]"
         print(*versions, f"native {native.state()}", sep=", ")
         if note:
             print(f"shadowrun: {note}")
@@ -158,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here a closed pipe is handled; at exit Python would print an error
     except ShadowrunError as error:
         with forgiving():
-            print(f"shadowrun: error: {clip(str(error), MAX_WHOLE)} [docs/messages.md#{error.slug}]", file=sys.stderr)
+            print(f"shadowrun: error: {clip(str(error), MAX_WHOLE)} [{error.command}]", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         if argv is not None:  # called by a test or a program, which must not be ended

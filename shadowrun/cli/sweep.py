@@ -128,7 +128,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     out = parser.add_argument_group("report")
     out.add_argument("--all", action="store_true", dest="everything", help="print all failures, not only the first 20")
     options.add_known_arguments(out)
-    options.add_output_arguments(out, findings=True)
+    options.add_output_arguments(out, findings=True, has_all=True)
     out.add_argument(
         "--fail-on",
         type=options.kinds_among(KINDS),

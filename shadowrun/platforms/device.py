@@ -126,6 +126,7 @@ class Platform:
         if self.remote is not None or (isinstance(other, Platform) and other.remote is not None):
             return False
         device = other.device if isinstance(other, Platform) else other
+        # A tensor names its device with an index (`cuda:0`), a user mostly without.
         return self.device.type == device.type and (self.device.index or 0) == (device.index or 0)
 
     def context(self) -> AbstractContextManager[None]:
@@ -227,6 +228,7 @@ def resolve(spec: Any) -> Platform:
         spec=wanted,
         device=_device(wanted),
         dispatch_key=torchplatform.dispatch_key(_torch_type(wanted.device_type)),
+        # Made, and not started: a comparison starts it.
         remote=Worker(wanted) if wanted.needs_process else None,
     )
 
@@ -360,6 +362,7 @@ def _takes_argument(function: Any, position: int = 0) -> bool:
     """Whether a function of a device module takes a device there: torch.mps has one device, and none does."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
+    # C functions have no signature that Python could read.
     except (TypeError, ValueError):
         return False
     return len(parameters) > position

@@ -122,6 +122,7 @@ def _cpu_flags() -> str:
     """Digest of the instruction sets: equal digests, equal kernels to choose from."""
     # `flags` on x86, `Features` on Arm.
     flags = _first(r"^(?:flags|Features)\s*:\s*(.+)$", _cpuinfo())
+    # Sorted: the order in which the system lists them means nothing.
     return hashlib.sha256(" ".join(sorted(flags.split())).encode()).hexdigest()[:12] if flags else ""
 
 

@@ -89,6 +89,7 @@ def import_inherited() -> None:
 def _import(name: str) -> None:
     try:
         importlib.import_module(name)
+    # Its message is complete; a traceback into importlib says no more.
     except ImportError as error:
         raise UsageError(f"--import {name}: {error}.", slug="bad-option") from None
     except Exception as error:

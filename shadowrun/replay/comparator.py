@@ -119,12 +119,19 @@ class Comparator:
         self.watched: set[int] = set()
         self._previous: dict[int, tuple[Value, ...]] = {}
         self.slow_ratio = config.slow_ratio
+        self._holds = bool(config.stop_on)
+        self._held: tuple[tuple[str, ...], list[Value], list[Value]] | None = None
         self._slow: Counter[int] = Counter()
 
     @property
     def sampled(self) -> bool:
         """Whether a call was judged by slices."""
         return self._own_judge.sampled
+
+    def take_held(self) -> tuple[tuple[str, ...], list[Value], list[Value]] | None:
+        """Names and results of the last call that differed, target and reference; once, and only with ``stop_on``."""
+        held, self._held = self._held, None
+        return held
 
     def every_second(self) -> None:
         """Have the next call of another operator looked at, about once a second."""
@@ -276,6 +283,8 @@ class Comparator:
         laid = () if stand_in else offsets(actual.args, actual.kwargs)
         names = expected.names(plan)[: len(a)]
         case = self._case(plan, pristine, (a, e, names), rng, previous, laid, shared=shared)
+        if self._holds:
+            self._held = names, a, e
         unequal = _Unequal(call, plan, times, drift, looked, actual.fallback, shared=shared)
         postponed = self._postponed
         # Generator states and drift chains belong to this moment: such a call cannot be judged later.

@@ -15,8 +15,7 @@ from shadowrun.intercept.patches import GraphCaptures, SubclassConstructor
 from shadowrun.intercept.plan import OpKind
 from shadowrun.intercept.torchapi import with_isolated_warnings
 from shadowrun.intercept.user_call import own_call
-from shadowrun.platforms.streams import async_copies
-from shadowrun.replay.async_path import AsyncPath
+from shadowrun.replay.async_path import AsyncPath, choose_async
 from shadowrun.replay.call import OVER_BUDGET, Call, CallRun, Roles, Treatment, TreatmentPolicy
 from shadowrun.replay.comparator import Comparator
 from shadowrun.replay.context import Path, ReplayContext
@@ -36,12 +35,11 @@ if TYPE_CHECKING:
     from shadowrun.config import Config
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.platforms.device import Platform
-    from shadowrun.platforms.streams import AsyncCopies
     from shadowrun.replay.context import RecordSink, RunSink
     from shadowrun.schedule.budget import Budget
     from shadowrun.schedule.selection import Selection
 
-__all__ = ["CallLock", "Replayer", "choose_async"]
+__all__ = ["CallLock", "Replayer"]
 
 _clock = time.perf_counter_ns
 # A call that waits for this thread would hold the lock for ever: after this time the thread runs without it.
@@ -198,6 +196,7 @@ class Replayer:
         plans: Plans by the id of their operator.
         native_handler: The C handler; None without the part in C.
         policy: Decides what is done with each call.
+        take_held: See `Comparator.take_held`.
     """
 
     run_distributed: None = None
@@ -213,7 +212,7 @@ class Replayer:
     ) -> None:
         self._postponed = None if budget is None else PostponedCalls(lambda: budget.postpones, budget.fill_step)
         self._paths = paths = _Paths(config, target, ref, recorder, self._postponed)
-        self._context = paths.context
+        self._context, self.take_held = paths.context, paths.context.comparator.take_held
         self._by_treatment, self._same_device = paths.by_treatment, paths.same_device
         self._roles = paths.roles
         self._recorder = recorder
@@ -262,7 +261,7 @@ class Replayer:
         # Only copies in flight are in the way of a capture.
         if self._paths.asynchronous:
             self._graph_captures.start()
-        roles, cpu = self._roles, self._roles.cpu
+        roles, cpu, config = self._roles, self._roles.cpu, self._context.config
         if self._passing is not None:
             self._handler.pass_on()
             # Not in the first step, which should not take much longer than the others.
@@ -272,8 +271,8 @@ class Replayer:
             return
         if not self._replays:
             self._handler.record()
-        # Chains and a budget need each call in Python.
-        elif self._drift is None and self._budget is None and cpu.shared and (cpu.on_target or cpu.on_ref):
+        # Chains, a budget, and an exception at the very call need each call in Python.
+        elif not (self._drift or self._budget or config.stop_on) and cpu.shared and (cpu.on_target or cpu.on_ref):
             replaying = self._context.ref if cpu.on_target else self._context.target
             # The C handler sets no platform settings: a replay under other settings goes through Python.
             if replaying.plain:
@@ -498,19 +497,3 @@ class Replayer:
             self._own_ns += _clock() - entered
             if got:
                 self.lock.release()
-
-
-def choose_async(config: Config, target: Platform, ref: Platform) -> AsyncCopies | str:
-    """Copies by which calls can be compared later, on another thread; or the reason why they cannot.
-
-    The accumulated error and the overhead budget need each result, or its cost, at once. A reference with settings of
-    this process would have the program run under them.
-    """
-    # Each call of a chain takes the results of the call before it.
-    if config.drift:
-        return "drift=True needs each result at once"
-    if config.budget is not None:
-        return "budget= needs to know at once what a call took"
-    if ref.device.type != "cpu" or not (ref.has_program_settings or ref.remote is not None):
-        return f"the reference {ref} cannot run while the program runs: its settings belong to the process"
-    return async_copies(target) or f"calls on {target} have ended when they return"

@@ -1,4 +1,4 @@
-"""Reports of sweeps as `Document`: one sweep, several platforms, and the changes between two sweeps."""
+"""Reports of sweeps as `Document`: one sweep, several platforms, the changes between two; and failures as `Issues`."""
 
 from __future__ import annotations
 
