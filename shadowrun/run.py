@@ -191,6 +191,25 @@ class Run:
 
         return write_records(self.records(**selection), Path(path))
 
+    def write_trace(self, path: str | PathLike[str]) -> tuple[int, int]:
+        """Write the run as a trace for ui.perfetto.dev: lanes for program, target and reference, and counters.
+
+        Durations are measured; calls lie one after the other, since their start times are not recorded.
+
+        Args:
+            path: Ends in ``.json`` or ``.json.gz``.
+
+        Returns:
+            The number of calls in it, and of those of the run.
+
+        Raises:
+            UsageError: Another ending, or the file cannot be written.
+        """
+        from shadowrun.report.chrome_trace import write_trace
+
+        self._sync()
+        return write_trace(self._data, Path(path))
+
     def places(self) -> Mapping[int, tuple[Place, ...]]:
         """Where the calls of each finding were made, by its number; a finding itself names the first few places."""
         return analysis.find_places(self._read(), self._all_findings(), self._ledger())

@@ -21,6 +21,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shadowrun.analysis.wording import plural
 from shadowrun.cli import options
 from shadowrun.cli.sweep import FILE, KINDS, count_failures, failing_kinds
 from shadowrun.errors import UsageError
@@ -127,7 +128,7 @@ def _trend(args: argparse.Namespace, sweeps: list[Sweep]) -> tuple[Document, lis
     if len(sweeps) > 1:
         issues = changes_issues(Changes.between(*sweeps[-2:]), args.fail_on, Path(args.files[-1]).name)
     lost = trend.releases[-1].lost if _REGRESSED in args.fail_on else ()
-    failures = [f"{names[-1]} lost {len(lost)} operators: {', '.join(lost[:5])}"] if lost else []
+    failures = [f"{names[-1]} lost {plural(len(lost), 'operator')}: {', '.join(lost[:5])}"] if lost else []
     return trend_document(trend, issues), failures
 
 

@@ -22,6 +22,7 @@ import argparse
 import os
 import shlex
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -118,6 +119,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="coverage file; an unfinished sweep in it is resumed (default: %(default)s)",
     )
     how.add_argument(
+        "--shard",
+        type=_shard,
+        default=(1, 1),
+        metavar="K/N",
+        help="run the K-th of N shards; `shadowrun support --join` reads all",
+    )
+    how.add_argument(
+        "--minutes",
+        type=options.positive,
+        metavar="M",
+        help="start no further operator after M minutes; the same command resumes the sweep",
+    )
+    how.add_argument(
         "--reset-command",
         type=shlex.split,
         default=[],
@@ -159,6 +173,7 @@ def run(args: argparse.Namespace) -> int:
     # A worker imports torch, which takes seconds: no more of them than tasks.
     # A reset would end the cases of other processes.
     jobs = min(args.jobs or (1 if request.reset_command else _n_processors()), len(planned.tasks))
+    began = time.monotonic()
     with progress_bar("starting", len(planned.tasks)) as update:
         shown = _SweepProgress(update)
         complete = sweep(
@@ -168,8 +183,9 @@ def run(args: argparse.Namespace) -> int:
     ledger = options.known_issues_on(request.target, args)
     table = _report(path, args, ledger)
     if complete and not _is_complete(path):
-        print("shadowrun: some operators ended too many worker processes; the same command tries them again.",
-              file=sys.stderr)  # fmt: skip
+        is_late = args.minutes is not None and time.monotonic() - began >= 60 * args.minutes
+        why = f"stopped after {args.minutes:g} minutes" if is_late else "some operators ended too many worker processes"
+        print(f"shadowrun: {why}; the same command resumes the sweep ({path}).", file=sys.stderr)
     if not complete:
         print(f"shadowrun: stopped. The same command resumes the sweep ({path}).", file=sys.stderr)
         return 130
@@ -214,6 +230,8 @@ def _request_of(args: argparse.Namespace, *, simulated: bool) -> SweepRequest:
         seed=args.seed,
         source=source,
         flaws=flaws,
+        shard=args.shard,
+        seconds=None if args.minutes is None else 60 * args.minutes,
         reset_command=tuple(args.reset_command) or options.reset_command([target]),
     )
 
@@ -311,6 +329,14 @@ def _parts(text: str) -> list[Part]:
         return [Part(word) for word in options.words(text)] or _raise(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}: use {', '.join(Part)}") from None
+
+
+def _shard(text: str) -> tuple[int, int]:
+    """Read ``2/8``."""
+    number, slash, of = text.partition("/")
+    if slash and number.isdecimal() and of.isdecimal() and len(of) < 7 and 1 <= int(number) <= int(of):
+        return int(number), int(of)
+    raise argparse.ArgumentTypeError(f"{text!r}: use K/N, such as 2/8")
 
 
 def _raise(text: str) -> list[Part]:
