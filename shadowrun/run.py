@@ -258,7 +258,9 @@ class Run:
 
     def coverage(self) -> Coverage:
         """Share of the operators and calls of the program that the target supports."""
-        return analysis.operator_coverage(self._read(), self._data.info.raised)
+        from shadowrun.report.coverage_report import notebook_coverage
+
+        return notebook_coverage(analysis.operator_coverage(self._read(), self._data.info.raised))
 
     def api_coverage(self) -> ApiCoverage:
         """Functions and modules of torch that the program called, and whether the target supports what they call.
@@ -271,7 +273,9 @@ class Run:
                 "This run has no functions of torch, only operators: record it with api=True (shadowrun run --api).",
                 slug="no-api",
             )
-        return analysis.api_coverage(self._read(), self._data)
+        from shadowrun.report.coverage_report import notebook_api_coverage
+
+        return notebook_api_coverage(analysis.api_coverage(self._read(), self._data))
 
     def sources(self) -> tuple[SourceRun, ...]:
         """The runs that were combined into this data file, such as those of all ranks; none in the file of one run."""

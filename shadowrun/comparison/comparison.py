@@ -358,6 +358,7 @@ class Comparison(RunHandle, Run):
             wall_s=wall_s,
             own_s=self._replayer.own_ns / 1e9,
             async_compare_s=self._replayer.async_compare_ns / 1e9,
+            repairs=self._replayer.repairs(),
             budget={} if self._budget is None else dataclasses.asdict(self._budget.report()),
             complete=self._mode is None and wall_s > 0,
             raised=self._raised,
