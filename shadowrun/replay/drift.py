@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from shadowrun.operators.case import Value
     from shadowrun.replay.call import Call, CallRun
     from shadowrun.replay.executor import Executor
+    from shadowrun.replay.repair_trials import RepairTrials
 
-__all__ = ["Drift", "DriftChain", "RngState"]
+__all__ = ["Drift", "DriftChain", "RngState", "drift_error"]
 
 RngState = tuple[torch.Generator, torch.Tensor]
 """A generator, and the state that a call began with."""
@@ -67,7 +68,13 @@ class Drift:
     Args:
         target, ref: Run the chains.
         max_bytes: See `DriftChain`; for each.
+
+    Attributes:
+        trials: Measures what the loss would be with an operator repaired; None if that is not wanted.
     """
+
+    trials: RepairTrials | None = None
+    _changed: Callable[[bool], None] | None = None
 
     def __init__(self, target: Executor, ref: Executor, max_bytes: int) -> None:
         self._of_target = DriftChain(target, max_bytes)
@@ -77,9 +84,13 @@ class Drift:
         """Forget all: what the program did between two blocks was not seen."""
         self._of_target.clear()
         self._of_ref.clear()
+        if self.trials is not None:
+            self.trials.clear()
 
     def before(self, call: Call) -> None:
         """Lay the inputs of a call over the twins, before the program's own run may change them."""
+        if self.trials is not None:
+            self.trials.before(call)
         role = call.role
         # A value that the program read back from the target continues in the reference's chain.
         on_target = role.on_target or (role.on_ref and self._of_ref.knows(call))
@@ -102,6 +113,8 @@ class Drift:
             Greatest absolute difference of any result of the target's from the reference's, and its RMSE relative to
             the RMS of the reference (the greatest over the results); -1 where the chain could not follow.
         """
+        if self.trials is not None:
+            self.trials.after(plan, own, rng)
         found: list[list[Value] | None] = []
         for chain in (self._of_target, self._of_ref):
             if chain.follows:
@@ -115,18 +128,32 @@ class Drift:
         return _greatest_error(actual, expected)
 
     @property
-    def has_twins(self) -> bool:
+    def follows_all(self) -> bool:
+        """Whether each call has to be followed, for the trials."""
+        return self.trials is not None and self.trials.has_suspects
+
+    @property
+    def is_apart(self) -> bool:
         """Whether any value of a chain may differ from the program's."""
-        return self._of_target.has_twins or self._of_ref.has_twins
+        return self.follows_all or self._of_target.has_twins or self._of_ref.has_twins
 
     def notify(self, changed: Callable[[bool], None]) -> None:
-        """Have `changed` called with whether a chain has values of its own, when that changes."""
+        """Have `changed` called with `is_apart`, when that changes."""
+        self._changed = changed
         for chain in (self._of_target, self._of_ref):
-            chain.changed = lambda: changed(self.has_twins)
+            chain.changed = lambda: changed(self.is_apart)
+        changed(self.is_apart)
 
-    def knows(self, call: Call) -> bool:
-        """Whether a chain has a value of its own for an input of the call."""
-        return self._of_target.knows(call) or self._of_ref.knows(call)
+    def suspect(self, op: str, error: float) -> None:
+        """A call was wrong: see `RepairTrials.suspect`."""
+        if self.trials is not None:
+            self.trials.suspect(op, error)
+            if self._changed is not None:
+                self._changed(self.is_apart)
+
+    def must_follow(self, call: Call) -> bool:
+        """Whether the chains have to run a call: else, they would run what is replayed."""
+        return self.follows_all or self._of_target.knows(call) or self._of_ref.knows(call)
 
     def diverge(self, call: Call, own: CallRun, replayed: CallRun) -> tuple[float, float]:
         """Take the results of a replay into the chain; no input of the call had a twin.
@@ -151,8 +178,16 @@ class Drift:
                 chain.diverge(value, twin, written=id(value) in written)
         return _greatest_error(*((of_program, of_chain) if on_target else (of_chain, of_program)))
 
-    def reseed(self, plan: OpPlan, own: CallRun) -> None:
-        """Forget the twins of a call's results: they are made anew from the user's values."""
+    def reseed(self, plan: OpPlan, own: CallRun, *, answered: bool = False) -> None:
+        """Forget the twins of a call's results: they are made anew from the user's values.
+
+        Args:
+            plan: The operator.
+            own: The program's own run.
+            answered: The target lacks the operator, and the program got the reference's result.
+        """
+        if self.trials is not None:
+            self.trials.reseed(plan, own, answered=answered)
         self._of_target.reseed(plan, own)
         self._of_ref.reseed(plan, own)
 
@@ -201,11 +236,15 @@ class DriftChain:
 
     def knows(self, call: Call) -> bool:
         """Whether an input has a twin here."""
+        return self.has(call.tensors)
+
+    def has(self, value: Any) -> bool:
+        """Whether a tensor in a value has a twin here."""
         if not self._twins:
             return False
         try:
             # By storage, not by tensor: autograd unpacks a saved output as another tensor on the same storage.
-            return any(torchapi.storage_key(t) in self._twins for t in tensors_in(call.tensors))
+            return any(torchapi.storage_key(t) in self._twins for t in tensors_in((value,)))
         except (RuntimeError, NotImplementedError, TypeError):
             return False
 
@@ -222,6 +261,11 @@ class DriftChain:
             )
         except (RuntimeError, NotImplementedError, TypeError):  # layouts without a storage: not followed
             self._pending.call = _UNFOLLOWED
+
+    def take_laid(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inputs that `before` laid out, once; empty for a call that is not followed."""
+        call, self._pending.call = self._pending.call, None
+        return ((), {}) if call is None or call is _UNFOLLOWED else call
 
     def after(self, plan: OpPlan, own: CallRun, rng: RngState | None) -> list[Value] | None:
         """Run the call here; its results, as `Ran.values` has them, or None where the chain could not follow."""
@@ -244,12 +288,14 @@ class DriftChain:
         written = {id(t) for t in tensors_in([argument(a, own.args, own.kwargs) for a in plan.mutated])}
         for value, twin in zip(of_program, of_chain, strict=True):
             if isinstance(value, torch.Tensor) and isinstance(twin, torch.Tensor) and id(value) not in written:
-                self._adopt(value, twin)
+                self.adopt(value, twin)
         return of_chain
 
-    def _run(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Value]:
-        """Run a call on twins, which get what it writes."""
-        executor = self._executor
+    def _run(
+        self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], executor: Executor | None = None
+    ) -> list[Value]:
+        """Run a call on twins, which get what it writes; `executor` stands for the chain's own."""
+        executor = executor or self._executor
         if executor.device.type == self._device.type:
             ran: CallRun = executor.run(plan, args, kwargs)
             return ran.values(plan)
@@ -309,14 +355,14 @@ class DriftChain:
             if value.shape != result.shape or bits_equal(value, result):
                 self._drop(torchapi.storage_key(value))
             elif not written:
-                self._adopt(value, result)
+                self.adopt(value, result)
             elif value.layout is torch.strided:
                 twin = self._twin_of(value)
                 twin.copy_(result)
         except (RuntimeError, NotImplementedError, TypeError, Uncomparable):  # kinds without a storage: not followed
             return
 
-    def _adopt(self, value: torch.Tensor, result: torch.Tensor) -> None:
+    def adopt(self, value: torch.Tensor, result: torch.Tensor) -> None:
         """Make the chain's own result the twin of the program's."""
         if value.shape != result.shape or value.layout is not torch.strided:
             return
@@ -376,12 +422,13 @@ def _greatest_error(actual: list[Value], expected: list[Value]) -> tuple[float, 
     drift = (0.0, 0.0)
     for a, e in zip(actual, expected, strict=True):
         # The greatest over all results: the mean of a large and a small result would hide the small one.
-        error = _error(to_cpu(a), to_cpu(e))
+        error = drift_error(to_cpu(a), to_cpu(e))
         drift = (max(drift[0], error[0]), max(drift[1], error[1]))
     return drift
 
 
-def _error(actual: Any, expected: Any) -> tuple[float, float]:
+def drift_error(actual: Any, expected: Any) -> tuple[float, float]:
+    """Greatest absolute difference, and the RMS of the differences by that of the expected values."""
     try:
         if bits_equal(actual, expected):
             return 0.0, 0.0

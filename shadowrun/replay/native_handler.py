@@ -115,10 +115,10 @@ class NativeHandler:
         """Compare calls only while the chains have the program's values."""
         if self.handler is not None:
             self.handler.keeps_drift = True
-            drift.notify(self._has_twins)
+            drift.notify(self._is_apart)
 
-    def _has_twins(self, has: bool) -> None:  # noqa: FBT001 (a callback)
-        self.handler.has_twins = has
+    def _is_apart(self, is_apart: bool) -> None:
+        self.handler.has_twins = is_apart
 
     def pass_on(self) -> None:
         """Have calls passed on that the overhead budget leaves out."""

@@ -94,7 +94,7 @@ class SameDeviceVerdicts:
         drift = self._context.drift
         if drift is None:
             return NO_DRIFT
-        if equal and not drift.has_twins:
+        if equal and not drift.is_apart:
             return NO_ERROR
         found: tuple[float, float] = with_isolated_warnings(drift.diverge, (), (call, own, replayed))
         return found
@@ -360,7 +360,7 @@ class SameDevicePath:
         role = call.role
         # Chains that know an input need all of them laid out before the call, and on a third device both platforms
         # replay.
-        if (self._drift is None or not self._drift.knows(call)) and (role.on_target or role.on_ref):
+        if (self._drift is None or not self._drift.must_follow(call)) and (role.on_target or role.on_ref):
             kind, ran = call.plan.kind, None
             if kind is _FUNCTIONAL:
                 ran = self.fast.functional(call)
@@ -453,7 +453,7 @@ class SameDevicePath:
             )
         drift = context.drift
         # Until a chain has a value of its own, it would run what is replayed.
-        follows = drift is not None and (drift.knows(call) or not (role.on_target or role.on_ref))
+        follows = drift is not None and (drift.must_follow(call) or not (role.on_target or role.on_ref))
         if drift is not None and follows:
             with_isolated_warnings(drift.before, (), (call,))
         # Without the restore, a second run after a lack of memory would draw other numbers.
