@@ -4,8 +4,8 @@ python -m tests.ground_truth.bulk [--calls N] [--seed N] [--op TEXT]
 
 Calls of plain operators on new data, whose results are changed as other devices and faults change them: units in the
 last place in some or all elements, zeros that become subnormal numbers, NaN, infinities, signs of zeros, factors that
-no element shows. One judge remembers what it said of each context, the other climbs the ladder each time. 1 if any
-status, cause or explanation differs.
+no element shows; and calls of products on rounded inputs. One judge remembers what it said of each context, the other
+climbs the ladder each time. 1 if any status, cause or explanation differs.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import time
 import torch
 
 from shadowrun.judge.judge import Judge
+from shadowrun.judge.known_roundings import KnownRoundings
 from shadowrun.judge.remembered import RememberedBounds
 from shadowrun.types import Cause
 from tests.case_kit import make_case
@@ -75,6 +76,21 @@ def _contexts(generator):
                 )
 
 
+def _products(generator):
+    """The same for products and convolutions, whose inputs a device may round."""
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    for m, k, n in ((16, 24, 12), (40, 200, 9), (6, 1200, 64)):
+        yield aten.mm.default, lambda m=m, k=k, n=n: (normal(m, k), normal(k, n))
+        yield aten.mm.default, lambda m=m, k=k, n=n: (normal(m, k).abs(), normal(k, n).abs())
+        yield aten.addmm.default, lambda m=m, k=k, n=n: (normal(n), normal(m, k), normal(k, n))
+        yield aten.bmm.default, lambda m=m, k=k, n=n: (normal(3, m, k), normal(3, k, n))
+    settings = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    yield aten.convolution.default, lambda: (normal(2, 3, 8, 8), normal(5, 3, 3, 3), normal(5), *settings)
+
+
 def _ulps(t, n, where):
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()]
     return torch.where(where, (t.view(bits) + n).view(t.dtype), t)
@@ -119,6 +135,10 @@ def _change(t, kind, generator):
     return t
 
 
+ROUNDINGS = {
+    "bf16": lambda t: t.to(torch.bfloat16).float(),
+    "tf32": lambda t: ((t.contiguous().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32),
+}
 KINDS = (
     *("flip",) * 6, *("some 1",) * 3, "some 2", "some 4", "some 9", "up 1", "up 3", "up 4", "up 40", "noise", "noise",
     "factor", "one", "nan", "inf", "payload", "signs of zeros", "zeros", "zeros", "flushed", "wrong zeros", "equal",
@@ -128,15 +148,23 @@ KINDS = (
 def cases(seed, op=""):
     """Endless: the number of a context, and a call of it whose results differ in some way."""
     generator = torch.Generator().manual_seed(seed)
-    contexts = [(f, make) for f, make in _contexts(generator) if op in f.name()]
+    contexts = [(f, make, KINDS) for f, make in _contexts(generator) if op in f.name()]
+    for name in ROUNDINGS:
+        # Nearly always of one kind, as on such a device; and what must not be taken for it.
+        kinds = (*(name,) * 20, "flip", "one", "nan", "up 40", *(f"{name} and one",) * 2, f"{name} and nan")
+        contexts += [(f, make, kinds) for f, make in _products(generator) if op in f.name()]
     while True:
-        for number, (func, make) in enumerate(contexts):
-            kind = KINDS[int(torch.randint(0, len(KINDS), (), generator=generator))]
+        for number, (func, make, kinds) in enumerate(contexts):
+            kind = kinds[int(torch.randint(0, len(kinds), (), generator=generator))]
 
             state = int(torch.randint(0, 1 << 30, (), generator=generator))
 
             def implementation(*args, func=func, kind=kind, state=state):
                 own = torch.Generator().manual_seed(state)  # a second run of the target gives the same
+                rounding, _, change = kind.partition(" and ")
+                if rounding in ROUNDINGS:
+                    kind = change or "equal"
+                    args = [ROUNDINGS[rounding](a) if isinstance(a, torch.Tensor) and a.dim() > 1 else a for a in args]
                 out = func(*args)
                 results = out if isinstance(out, tuple) else (out,)
                 changed = tuple(_change(r, kind, own) if r.is_floating_point() else r for r in results)
@@ -154,18 +182,23 @@ def compare(n, seed=0, op=""):
     Returns:
         How many were judged by the remembered bounds alone, and the calls that got other verdicts.
     """
-    full, other, remembered = Judge(), Judge(), RememberedBounds(None)
+    full, other, remembered, roundings = Judge(), Judge(), RememberedBounds(None), KnownRoundings()
     counts, wrong = collections.Counter(), []
     for _, (number, kind, case) in zip(range(n), cases(seed, op), strict=False):
         expected, _ = full(case)
         bounds = remembered.by_context.get(number)
         close = None if bounds is None else bounds.judge(case.actual, case.expected)
-        if close is None:
+        known = None if close is not None else roundings.judge(number, case)
+        if close is not None:
+            counts["by remembered bounds"] += 1
+        elif known is not None:
+            close = known
+            counts["by a known rounding"] += 1
+        else:
             close = other(case, bounds)
             remembered.learn(number, case, *close)
+            roundings.learn(number, case, *close)
             counts["climbed the ladder"] += 1
-        else:
-            counts["by remembered bounds"] += 1
         counts[f"{expected.status}"] += 1
         actual = close[0]
         same = (actual.status, actual.cause, actual.explanation) == (
