@@ -50,6 +50,7 @@ class Options(TypedDict, total=False):
     atol: float | None
     tolerance: Mapping[str, Any] | None
     known: str | PathLike[str] | bool | None
+    vendor_known: bool
     settings: str | PathLike[str] | bool | None
     file: str | PathLike[str] | None
     append: bool
@@ -88,6 +89,8 @@ class Config:
             ``{"aten::mm*": {"rtol": 1e-3, "atol": 1e-5}}``. The last rule that matches a result decides: first come
             the rules of the settings, then these, then `rtol` and `atol`.
         known: Ledger of known issues: a file, False for none; None uses that of the settings.
+        vendor_known: False leaves out the known issues that the package of the target's device ships; `known=False`
+            does, too.
         settings: Settings to read: a file, False for none; None looks upward from the working directory for
             ``shadowrun.toml`` and for a ``pyproject.toml`` with ``[tool.shadowrun]``.
         file: Data file to stream records to; None keeps them in memory.
@@ -134,6 +137,7 @@ class Config:
     atol: float | None = None
     tolerance: tuple[ToleranceRule, ...] = ()
     known: tuple[KnownLine, ...] = ()
+    vendor_known: bool = True
     settings: tuple[Path, ...] = ()
     file: Path | None = None
     append: bool = False
@@ -287,7 +291,10 @@ class Config:
         # Of a path, only the name: a data file is shared, and the folders of a machine are private.
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
-            if f.name == "known":  # reports apply the ledger of the day on which the file is read, not that of the run
+            if f.name in (
+                "known",
+                "vendor_known",
+            ):  # reports apply the ledger of the day on which the file is read, not that of the run
                 continue
             if f.name in ("tolerance", "settings", "fail_fast", "stop_on"):
                 value = [v.name if isinstance(v, Path) else str(v) for v in value] or None
@@ -309,6 +316,7 @@ def _resolve_settings(options: dict[str, Any]) -> None:
     ledger = found if known is None else read_settings(known)
     options["tolerance"] = (*found.tolerance, *tolerance_rules(tolerance, "compare()"))
     options["known"] = ledger.known
+    options["vendor_known"] = bool(options.get("vendor_known", True)) and known is not False
     options["settings"] = found.files
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from shadowrun.cli.options import add_baseline_argument, add_known_arguments, known_ledger, words
+from shadowrun.cli.options import add_baseline_argument, add_known_arguments, known_options, words
 from shadowrun.config import ON_UNSUPPORTED, STOP_ON
 from shadowrun.errors import UsageError
 from shadowrun.settings import DATA_FILE
@@ -119,7 +119,7 @@ def compare_keywords(args: argparse.Namespace) -> dict[str, Any]:
         *("compiled", "replay", "api", "stop_on", "ranks"),
     )
     settings = False if args.no_settings else args.settings
-    files = {"settings": settings, "known": known_ledger(args)}
+    files = {"settings": settings, **known_options(args)}
     return {
         "file": args.data,
         "ops": None if args.ops is None else operators(args.ops),

@@ -88,7 +88,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "shadowrun run --target T [options] (script.py | -m module) [arguments of the program]"
     parser.add_argument("--target", metavar="T", help="platform to test: npu, cuda:1, sim, 'cpu[threads=1]', ...")
     parser.add_argument("--ref", default="cpu", metavar="R", help="platform to trust (default: %(default)s)")
-    options.add_import_argument(parser)
     options.add_simulation_arguments(parser)
     compare_options.add_compare_arguments(parser)
     options.add_output_arguments(parser, findings=True, digest=True)

@@ -97,7 +97,7 @@ class Comparison(RunHandle, Run):
         ref.set_timeout(config.call_limit_s)
         self._selection = Selection(config)
         self._output = Output(config, run_info(config, target, ref))
-        super().__init__(self._output.data, config.known)
+        super().__init__(self._output.data, config.known, vendor_known=config.vendor_known)
         self._attribution = Attribution()
         wants_watch = config.fail_fast or config.stop_on or config.on_finding
         self._watch: FindingWatch | None = self._new_watch() if wants_watch else None
