@@ -147,7 +147,7 @@ def _collected(
 
         return vision.collect(source, wanted, update, n_workers=args.jobs)
     if source in _OF_FILES:
-        return _of_file(source)(path, wanted, update, apart=True)
+        return _of_file(source)(path, wanted, update, isolated=True)
     from shadowrun.studies.zoo import subgraphs
 
     return subgraphs.mine([p for p in zoo.programs.values() if wanted(p.name)], update)

@@ -253,8 +253,8 @@ class RecordRun(OnePassRun):
             self._claim.release()
             self._claim, self.path = claim, claim.path
 
-    def _abandon(self) -> None:
-        super()._abandon()
+    def _stop_in_child(self) -> None:
+        super()._stop_in_child()
         if self._claim is not None:
             self._claim.release()
 

@@ -325,7 +325,7 @@ class Steps:
         if self.watching is not None:
             self.watching.end()
 
-    def abandon(self, mode: ShadowMode) -> None:
+    def stop_in_child(self, mode: ShadowMode) -> None:
         """Take the mode off the stack of a forked child."""
         self._running = False
         if self.watching is None:

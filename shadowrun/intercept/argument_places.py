@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Given = Mapping[str, Any]
     Look = Callable[[Given], Iterator[str]]
 
-__all__ = ["has_places", "misplaced"]
+__all__ = ["has_places", "why_out_of_bounds"]
 
 
 def has_places(name: str) -> bool:
@@ -29,7 +29,7 @@ def has_places(name: str) -> bool:
     return bool(_looks(name))
 
 
-def misplaced(name: str, given: Given) -> str:
+def why_out_of_bounds(name: str, given: Given) -> str:
     """Why a call would read or write outside of its tensors; empty where nothing is known against it.
 
     Args:

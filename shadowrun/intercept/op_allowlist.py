@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shadowrun.intercept.argument_places import has_places, misplaced
+from shadowrun.intercept.argument_places import has_places, why_out_of_bounds
 from shadowrun.intercept.plan import Action, make_plan
 from shadowrun.intercept.torch_operators import operator_is_dispatched
 from shadowrun.intercept.torchapi import as_in_handler
@@ -338,7 +338,7 @@ def check_arguments(func: torch._ops.OpOverload, args: Any, kwargs: Any, *, chec
             if isinstance(one, torch.Tensor) and writes and argument.is_write and _overlaps_itself(one):
                 raise Refused(f"elements of {argument.name}, which it writes, lie in the same place")
     given = {a.name: v for a, v in zip(declared, args, strict=False)} | dict(kwargs)
-    if has_places(schema_of(func).name) and (why := misplaced(schema_of(func).name, given)):
+    if has_places(schema_of(func).name) and (why := why_out_of_bounds(schema_of(func).name, given)):
         raise Refused(why)
     _check_size(func, args, kwargs)
 

@@ -346,7 +346,7 @@ class Budget:
         clock.cap_credit(ceiling_ns)
         # Drawn once for each watched step, so that the steps until then can be counted together.
         self._wanted_ns = ceiling_ns * self._draw / 2
-        self.watched = must_watch or (may_watch and self._affords() and not self._calibrates())
+        self.watched = must_watch or (may_watch and self._can_pay() and not self._calibrates())
         return self.watched
 
     @property
@@ -393,7 +393,7 @@ class Budget:
         self._n_steps += len(ends_ns)
         self._n_unwatched += len(ends_ns)
 
-    def _affords(self) -> bool:
+    def _can_pay(self) -> bool:
         """Whether the next step can be paid, at the latest afterwards: the program's time in it earns credit too."""
         credit_ns = self._clock.credit_ns
         if not self._sparse:

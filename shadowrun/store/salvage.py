@@ -23,7 +23,7 @@ from shadowrun.store.codec import decode_info, encode_info
 from shadowrun.store.connect import SALVAGED
 from shadowrun.store.migrations import fill_from, schema_of
 from shadowrun.store.schema import SCHEMA, SCHEMA_VERSION
-from shadowrun.store.validation import COLUMNS, GuardedConnection, check_datafile_values, check_sources, unfit
+from shadowrun.store.validation import COLUMNS, GuardedConnection, check_datafile_values, check_sources, violation_sql
 from shadowrun.types import RunInfo
 
 if TYPE_CHECKING:
@@ -319,7 +319,7 @@ def _of_pages(pages: Pages) -> sqlite3.Connection:
             fill_from(connection, Path(file), version)
     try:
         connection.guard(len(pages.data))
-        left_out = _tidy(connection)
+        left_out = _delete_invalid_rows(connection)
         _annotate(connection, pages, left_out)
         check_datafile_values(connection)
         connection.execute("pragma query_only = on")
@@ -389,12 +389,12 @@ def _may_be(value: Any, kind: str) -> bool:
     return value is None or not isinstance(value, bytes)
 
 
-def _tidy(connection: sqlite3.Connection) -> Counter[str]:
+def _delete_invalid_rows(connection: sqlite3.Connection) -> Counter[str]:
     """Delete invalid rows, and rows that refer to missing ones; returns how many of each table."""
     left_out: Counter[str] = Counter()
     run = connection.execute
     for table, columns in COLUMNS.items():
-        left_out[table] += run(f"delete from {table} where {unfit(columns)}").rowcount  # noqa: S608 - names from `COLUMNS`
+        left_out[table] += run(f"delete from {table} where {violation_sql(columns)}").rowcount  # noqa: S608 - names from `COLUMNS`
     for table in COLUMNS:  # ordered so that each table refers only to those before it
         for _, _, other, column, *_ in run(f"pragma foreign_key_list({table})").fetchall():
             sql = f"delete from {table} where {column} not in (select id from {other})"  # noqa: S608 - names from our schema

@@ -41,7 +41,7 @@ __all__ = [
     "connect_and_recover",
     "one_of",
     "optional",
-    "unfit",
+    "violation_sql",
 ]
 
 
@@ -294,7 +294,7 @@ def check_values(connection: sqlite3.Connection, columns: Columns) -> None:
 
 def _holds(connection: sqlite3.Connection, table: str, conditions: Mapping[str, str]) -> bool:
     """Whether all rows of a table meet the conditions, and all their texts are UTF-8."""
-    sql = f"select 1 from {table} where {unfit(conditions)} limit 1"  # noqa: S608 - names from `COLUMNS`
+    sql = f"select 1 from {table} where {violation_sql(conditions)} limit 1"  # noqa: S608 - names from `COLUMNS`
     try:
         return connection.execute(sql).fetchone() is None
     except sqlite3.OperationalError as error:
@@ -304,7 +304,7 @@ def _holds(connection: sqlite3.Connection, table: str, conditions: Mapping[str, 
         return False
 
 
-def unfit(conditions: Mapping[str, str]) -> str:
+def violation_sql(conditions: Mapping[str, str]) -> str:
     """SQL that is true of a row in which a column violates its condition.
 
     No condition is ever NULL, so that the first one that fails decides, and the others are not evaluated.

@@ -58,7 +58,7 @@ def read_each(
     candidates: Sequence[Candidate],
     on_progress: Callable[..., None],
     *,
-    apart: bool,
+    isolated: bool,
 ) -> None:
     """Make programs of candidates.
 
@@ -67,9 +67,9 @@ def read_each(
         reader: A function of a module, which makes the graph of what a candidate is given.
         candidates: In order.
         on_progress: Called with done, total and name.
-        apart: In a worker process, where the system has those; else in this process, without limits.
+        isolated: In a worker process, where the system has those; else in this process, without limits.
     """
-    if not apart or os.name != "posix":
+    if not isolated or os.name != "posix":
         for number, candidate in enumerate(candidates):
             on_progress(number, len(candidates), candidate.name)
             graph = found.tried(READ, candidate.name, partial(reader, candidate.given))
