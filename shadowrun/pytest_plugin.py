@@ -192,7 +192,7 @@ class KnownClasses:
         Args:
             outputs: Patterns of ``module/operator`` whose results are written; the last call of each step by default.
                 A check compares what the file has.
-            name: Tells several checks of one test apart; they are numbered by default.
+            name: Distinguishes several checks of one test; they are numbered by default.
             **options: Of `shadowrun.record`.
 
         Returns:

@@ -274,7 +274,7 @@ class _RoundingSpread:
             self.truth.flips[:] = True
             return
         if self._eager.dtype not in FORMATS:
-            # Integers and bools have no rounding: what another rounding on the way changes is open.
+            # Integers and bools have no rounding: what another rounding of intermediate values changes is open.
             np.logical_or(self.truth.flips, perturbed.numpy() != self._eager.numpy(), out=self.truth.flips)
             return
         a, e = perturbed.to(torch.float64).numpy(), self._eager.to(torch.float64).numpy()
@@ -291,7 +291,7 @@ class _RoundingSpread:
         """Take the bounds of 16 bits for what was computed in these, whatever dtype it has.
 
         Args:
-            mantissa: Bits of the shortest mantissa on the way.
+            mantissa: Bits of the shortest mantissa of an intermediate value.
         """
         if self.fmt is not None and mantissa < 23 and self._noise().size > _COARSE_NOISE:
             self.is_coarse = True
@@ -347,7 +347,7 @@ def _judge_result(k: int, name: str, actual: Value, expected: Value, spread: _Ro
         bad = int((different & ~spread.truth.flips).sum())
         if bad:
             evidence = f"{name}: {bad} of {a.numel()} elements differ"
-            # Less sure than elsewhere: whether an integer on the way depended on rounding is known from a few runs
+            # Less sure than elsewhere: whether an intermediate integer depended on rounding is known from a few runs
             # only.
             verdict = Verdict(Status.MISMATCH, Cause.IMPLEMENTATION, "", evidence, 0.5)
         else:

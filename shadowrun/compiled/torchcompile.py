@@ -408,7 +408,7 @@ def compiled_functions() -> Iterator[tuple[dict[str, Any], str]]:
     Seen on 2.11 and 2.13 (`CleanupManager`). No guard is on them. Without it, calls of what was compiled earlier by
     backends other than Inductor are not counted.
     """
-    # A list: a code object that is freed meanwhile removes its entry.
+    # A list: a code object that is freed during the loop removes its entry.
     for hooks in [] if _cleanup is None else list(_cleanup.values.values()):
         yield from ((h.scope, h.name) for h in hooks if h.name.startswith("__compiled_fn"))
 

@@ -1,6 +1,6 @@
 """When code runs that Inductor has generated: its kernels write to memory, and no operator is called.
 
-Private APIs of torch, seen on 2.11 and 2.13: the classes of compiled code, whose `__call__` is replaced meanwhile.
+Private APIs of torch, seen on 2.11 and 2.13: the classes of compiled code; a recording replaces their `__call__`.
 Without them, it counts as running from when Inductor has been imported on.
 """
 

@@ -109,7 +109,7 @@ class CapturedInputs:
             return torchapi.hidden_from_program(self._take, args, kwargs)  # type: ignore[no-any-return]
         except NotStorable as reason:
             self._count(str(reason))
-        except Exception as error:  # of a kind of tensor that nobody thought of: never raises
+        except Exception as error:  # an unknown kind of tensor: must not raise
             self._count(f"{plan.name}: {type(error).__name__}")
             # The disk is full: the recording itself will say so.
             self.takes_inputs &= not isinstance(error, (sqlite3.Error, OSError))

@@ -66,7 +66,7 @@ class StepOutputs:
             if all(_is_sampled_whole(row) for row in last):
                 return
             n_bytes = hidden_from_program(self._keep, buffer, flow, last)
-        except Exception:  # of a kind of tensor that nobody thought of: the recording goes on without it
+        except Exception:  # an unknown kind of tensor: the recording continues without it
             self._n_failures += 1
             self.wanted = self._n_failures < _MAX_FAILURES
             return

@@ -173,7 +173,7 @@ class Budget:
             self._passing_ns += (took_ns - self._passing_ns) / _RECENT_CALLS
 
     def spend_on_passed(self, n_calls: int, own_ns: int) -> None:
-        """Count the overhead of calls that were passed on, and that `spend` was not told of."""
+        """Count the overhead of calls that were passed on, which `spend` has not counted."""
         spent_ns = own_ns + n_calls * self._handing_over_ns
         self._clock.spend(spent_ns)
         mean_ns = spent_ns * self._clock.factor / n_calls

@@ -336,7 +336,7 @@ def open_chunks(settled: dict[int, int], n: int, shard: Shard, n_targets: int) -
     """Chunks of the variants that have no outcome yet.
 
     Args:
-        settled: Settled targets by variant; emptied on the way.
+        settled: Settled targets by variant; emptied as it is read.
         n: Number of variants; 0 for no limit.
         shard: Which chunks.
         n_targets: Number of targets.

@@ -115,7 +115,7 @@ def platforms_of(
     Args:
         recordings: The recordings.
         names: What to call them; by default the names of the recordings.
-        repeats: Recordings with equal fingerprints are repeats of one platform; otherwise each is a platform.
+        repeats: Recordings with equal fingerprints are repeats of one platform; if false, each is a platform.
     """
     if names is None:
         names = [recording.name for recording in recordings]

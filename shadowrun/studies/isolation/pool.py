@@ -1,4 +1,4 @@
-"""A pool of worker processes: assigns tasks, enforces limits of time and memory, and tells which case ended a process.
+"""A pool of worker processes: assigns tasks, enforces limits of time and memory, and finds which case ended a process.
 
 What the tasks are, and what becomes of a lost case, is up to a `Work`.
 """

@@ -176,7 +176,7 @@ class MaskProbe:
 def orders(probe: MaskProbe) -> list[Order]:
     """The orders in which a kernel adds: elements of its result that share one are one item.
 
-    Elements are told apart by the sizes that building a tree asks for: these determine the tree.
+    Elements are distinguished by the sizes that building a tree asks for: these determine the tree.
     """
     n = probe.kernel.n
     try:
@@ -224,7 +224,7 @@ def _why_not(probe: MaskProbe, element: int, why: str) -> str:
 def confirm(probe: MaskProbe, tree: SummationTree, element: int) -> str:
     """The dtype in which a tree reproduces the kernel's results on random inputs, bit for bit; empty if none does.
 
-    The masks alone do not see a compensated sum, or partial sums that are rounded to another dtype on the way.
+    The masks alone do not see a compensated sum, or partial sums that are rounded to another dtype in between.
     """
     if tree.widest > 2 or tree.n_leaves < 2:
         return ""

@@ -50,7 +50,7 @@ PUBLISHED = (
     "sets: dot 4 trees, mm 2; sum, mean, mv, cumsum and a 1x1 convolution 1. Confirmed: the tree reproduces the "
     f"kernel's results on {TRIALS} random inputs bit for bit, with additions in that dtype."
 )
-"""Beside this machine's figures."""
+"""Shown next to this machine's figures."""
 
 MAX_BYTES = 1 << 30
 MAX_DRAWN = 128

@@ -1,4 +1,4 @@
-"""Tables of the recorded studies in the published form, with the published figures beside those of this machine.
+"""Tables of the recorded studies in the published form, with the published figures next to those of this machine.
 
 Published figures are of Schlögl et al., "Causes and Effects of Unanticipated Numerical Deviations in Neural Network
 Inference Frameworks" (NeurIPS 2023), on trained nets in TensorFlow; those here are of nets with random weights.

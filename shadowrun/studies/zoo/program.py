@@ -213,7 +213,7 @@ def _read(path: Path) -> tuple[dict[str, bytes], list[Stage]]:
     next(lines)
     n_bytes = 0
     for line in lines:
-        # The head of a row tells what it is: graphs are parsed when they are used.
+        # The head of a row shows what it is: graphs are parsed when they are used.
         if line.startswith(b'["program","'):
             key = line[12 : 12 + _N_DIGITS].decode("ascii")
             # Raises where the id is no hexadecimal number, which is damage.

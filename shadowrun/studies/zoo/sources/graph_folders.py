@@ -1,6 +1,6 @@
 """Folders in the layout of GraphNet: ``model.py`` with a graph in FX's Python, ``weight_meta.py``, ``input_meta.py``.
 
-The files are Python of somebody else. They are read as syntax trees, never imported or run: assignments of calls, and
+The files are untrusted Python. They are read as syntax trees, never imported or run: assignments of calls, and
 names of functions that `compiled.graph_text` knows.
 """
 

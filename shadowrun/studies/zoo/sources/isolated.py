@@ -1,4 +1,4 @@
-"""Candidates of a source that somebody else wrote: each is read and run in a worker process with limits.
+"""Candidates of an untrusted source: each is read and run in a worker process with limits.
 
 One that crashes, hangs or takes all memory costs itself only.
 """
