@@ -6,6 +6,7 @@ import dataclasses
 import os.path
 from typing import TYPE_CHECKING, Protocol
 
+from shadowrun.analysis.effects import read_repairs
 from shadowrun.analysis.wording import plural
 from shadowrun.report.baseline import baseline_section
 from shadowrun.report.descriptions import (
@@ -178,7 +179,7 @@ def run_document(run: Source) -> Document:
     sections = (
         first_divergence_section(first, findings, sources),
         baseline_section(since),
-        drift_section(drift),
+        drift_section(drift, sanitize(read_repairs(info))),
         details.effects(findings),
         *finding_sections(findings, details),
         source_section(findings, lambda: details.source),

@@ -35,13 +35,14 @@ from shadowrun.report.descriptions import (
     region_facts,
     short_site,
 )
+from shadowrun.report.effects_report import repair_blocks
 from shadowrun.report.finding_details import FindingDetails, facets, ranks
 from shadowrun.report.sanitize import clip, sanitize
 from shadowrun.store.records import REGION
 from shadowrun.store.sources import name_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from shadowrun import analysis
     from shadowrun.analysis import (
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
         RegionSummary,
         Skipped,
     )
+    from shadowrun.analysis.effects import Repair
     from shadowrun.store.sources import SourceRun
     from shadowrun.types import OpRecord
 
@@ -113,7 +115,7 @@ def first_divergence_facts(first: OpRecord | None, sources: tuple[SourceRun, ...
     return tuple(Fact(label, clip(text), short=True) for label, text in rows if text)
 
 
-def drift_section(steps: list[DriftStep]) -> Section | None:
+def drift_section(steps: list[DriftStep], repairs: Mapping[str, Repair]) -> Section | None:
     """The accumulated error by step."""
     if not steps:
         return None
@@ -126,6 +128,7 @@ def drift_section(steps: list[DriftStep]) -> Section | None:
     if len(steps) > len(rows):
         everything = Table(table.columns, _drift_rows(steps[:MAX_LISTED]), max(0, len(steps) - MAX_LISTED), "steps")
         blocks.append(Later(lambda: (everything,), f"All {len(steps):,} steps"))
+    blocks += repair_blocks(repairs)
     return Section("Accumulated error", tuple(blocks), lead, anchor="drift")
 
 
