@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
 __all__ = ["ResourceLimits", "at_most_free", "bounded_memory", "head", "read_text", "read_toml"]
 
+# In what torch says of memory that it did not get.
 _OF_TORCH = "DefaultCPUAllocator"
-"""In what torch says of memory that it did not get."""
 # The rest is for the other processes of the machine.
 _SHARE = 0.9
 _LEAST = 1 << 30
 
 _MEMORY: Final = 1 << 30
+# Of a data file of 200,000 calls, a report takes 8 bytes for each of the file; of recordings, `classes` takes 6.
 _MEMORY_PER_BYTE: Final = 32
-"""Of a data file of 200,000 calls, a report takes 8 bytes for each of the file; of recordings, `classes` takes 6."""
 _SECONDS: Final = 60
+# Of processor time. The same report takes 1.5, `classes` 0.5; importing torch takes some seconds of its own.
 _SECONDS_PER_MB: Final = 5
-"""Of processor time. The same report takes 1.5, `classes` 0.5; importing torch takes some seconds of its own."""
+# Files of a folder that are looked at: the current folder may be a home directory.
 _MAX_ENTRIES: Final = 100_000
-"""Files of a folder that are looked at: the current folder may be a home directory."""
+# Bytes of a text file: a ledger of ten thousand lines has one million.
 _MAX_TEXT: Final = 1 << 24
-"""Bytes of a text file: a ledger of ten thousand lines has one million."""
+# In a line of TOML: for a key of n parts, `tomllib` takes time and memory in proportion to the square of n.
 _MAX_DOTS: Final = 200
-"""In a line of TOML: for a key of n parts, `tomllib` takes time and memory in proportion to the square of n."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["CompareTests", "Wanted"]
 
 _MAX_ROWS: Final = 10
+# Options of the marker that are not those of `shadowrun.compare`.
 _OWN: Final = ("ref", "fail_on", "allow", "skip", "target")
-"""Options of the marker that are not those of `shadowrun.compare`."""
 _FAILING: Final = ("unsupported", "error", "mismatch", "fallback")
 
 

@@ -41,6 +41,7 @@ _HINT: Final = "If the new results are right, add their class by: pytest --known
 _written: pytest.StashKey[dict[Path, int]] = pytest.StashKey()
 _COMPARE: Final = "shadowrun-compare"
 _MAX_LINES: Final = 10
+# Options with one value: ``--shadowrun-ref``, and ``shadowrun_ref`` in the configuration of pytest.
 _OPTIONS: Final = {
     "target": ("TARGET", "compare the operators of each test with another platform: npu, 'cpu[threads=1]', sim"),
     "ref": ("REF", "platform to trust (default: cpu)"),
@@ -49,7 +50,6 @@ _OPTIONS: Final = {
     "baseline": ("DATA", "data file of an earlier session, for --shadowrun-fail-on new"),
     "flaws": ("A,B", "simulate the target with these flaws; `shadowrun platforms --flaws` lists them"),
 }
-"""Options with one value: ``--shadowrun-ref``, and ``shadowrun_ref`` in the configuration of pytest."""
 _LISTS: Final = {
     "report": ("FILE", "write the report of the session, as -o of `shadowrun report` (may be repeated)"),
     "import": ("MODULE", "import this package first: it registers the device (may be repeated)"),

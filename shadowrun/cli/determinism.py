@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
+# What --fail-on names, and the columns of the report that it means.
 _KINDS: Final = {
     "run": ("run to run", "one process"),
     "threads": ("threads",),
     "batch": ("batch slice",),
     "layout": ("layout",),
 }
-"""What --fail-on names, and the columns of the report that it means."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -57,8 +57,8 @@ _SOURCES: Final = {
     "subgraphs": "frequent subgraphs of the programs in the zoo; WHAT: patterns of names of programs",
 }
 
+# Bytes that one of a zoo unpacks to: of 651 programs of transformers 21, of torch's own modules 33.
 _PACKED: Final = 32
-"""Bytes that one of a zoo unpacks to: of 651 programs of transformers 21, of torch's own modules 33."""
 _OF_FILES: Final = ("traces", "run", "graphnet", "exported")
 
 

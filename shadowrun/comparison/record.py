@@ -259,8 +259,8 @@ class RecordRun(OnePassRun):
             self._claim.release()
 
 
+# Writers of parent processes, kept so that no destructor closes them: SQLite forbids that in a forked child.
 _inherited: list[Any] = []
-"""Writers of parent processes, kept so that no destructor closes them: SQLite forbids that in a forked child."""
 
 
 def record(file: str | PathLike[str], **options: Unpack[RecordOptions]) -> RecordRun:

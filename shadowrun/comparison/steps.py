@@ -119,10 +119,10 @@ class _OptimizerSteps:
             pass
 
 
+# Shorter stretches are joined: to end one takes some 10 µs.
 _MIN_STRETCH_NS = 500_000
-"""Shorter stretches are joined: to end one takes some 10 µs."""
+# After so many calls of other modules, the program no longer repeats the chosen module: choose another.
 _MAX_OTHER_CALLS = 64
-"""After so many calls of other modules, the program no longer repeats the chosen module: choose another."""
 
 
 class _Stretches:

@@ -42,8 +42,8 @@ FACTOR_SHARE: Final = 0.25
 """The same for a factor that all elements have in common, where 16 bits were computed with: rounding to nearest has
 none. In float32, functions and sums of other algorithms may have one of some units. Right ones reach 0.16 of the
 size, and those whole graphs 0.24 of it, which is 0.37 of what is allowed there."""
+# What other roundings move a result by, of its size, if it depends on 16 bits.
 _COARSE_NOISE: Final = 2.0**-12
-"""What other roundings move a result by, of its size, if it depends on 16 bits."""
 NEARER = "nearer the truth than eager"
 
 

@@ -52,8 +52,8 @@ _GENERATED = "<eval_with_key>"
 _INTERPRETER = fx.interpreter.__file__
 
 
+# Not recorded: copying random numbers calls them too.
 _COPIES = frozenset({"aten.detach.default", "aten.clone.default"})
-"""Not recorded: copying random numbers calls them too."""
 
 
 class OpTracker(torchapi.DispatchMode):  # type: ignore[no-untyped-call]

@@ -76,8 +76,8 @@ def _embedding(given: Given) -> Iterator[str]:
 
 
 _PER_CHANNEL: Final = ("weight", "bias", "running_mean", "running_var")
+# Of each channel too; evaluation saves nothing.
 _SAVED: Final = ("save_mean", "save_invstd", "save_var")
-"""Of each channel too; evaluation saves nothing."""
 
 
 def _batch_norm(given: Given) -> Iterator[str]:
@@ -131,8 +131,8 @@ def _pooled(n_dims: int, *, back: bool) -> Look:
     return look
 
 
+# How many sizes an argument may have, besides one for each dimension.
 _LENGTHS: Final = {"kernel_size": (1,), "padding": (1,), "dilation": (1,), "stride": (0, 1), "output_size": ()}
-"""How many sizes an argument may have, besides one for each dimension."""
 
 
 def _has_sizes(n_dims: int) -> Callable[[tuple[str, Any]], bool]:
@@ -334,6 +334,7 @@ def _grouped(given: Given) -> Iterator[str]:
             yield f"{name} is empty"
 
 
+# By a pattern of names without namespace and overload.
 _FAMILIES: Final[dict[str, Look]] = {
     "_fft_(c2c|c2r|r2c)": _transform,
     "embedding_dense_backward": _embedding,
@@ -363,4 +364,3 @@ _FAMILIES: Final[dict[str, Look]] = {
     "_chunk_cat": _chunks,
     "_scaled_grouped_mm_v2": _grouped,
 }
-"""By a pattern of names without namespace and overload."""

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["GeneratedCode"]
 
+# Classes of generated code by their modules, which `import torch` does not import.
 _CALLED: Final = {
     "torch._inductor.output_code": ("CompiledFxGraph", "CompiledAOTI"),
     "torch.export.pt2_archive._package": ("AOTICompiledModel",),  # of `torch._inductor.aoti_load_package`
 }
-"""Classes of generated code by their modules, which `import torch` does not import."""
 
 _NEEDED: Final = "torch._inductor.output_code", "CompiledFxGraph"
 

@@ -44,6 +44,7 @@ _TORCH = str(Path(torch.__file__).parent) + os.sep
 _CALLING = tuple(_TORCH + folder + os.sep for folder in ("nn", "optim", "autograd"))
 _STARTING = ("threading", "shadowrun.intercept.threads")
 _MAX_NAMES = 5
+# Modules whose threads serve: they wait, show, log and send, and call no operators of the program's.
 _IDLE = (
     "IPython",
     "_pydevd_bundle",
@@ -60,7 +61,6 @@ _IDLE = (
     "wandb",
     "zmq",
 )
-"""Modules whose threads serve: they wait, show, log and send, and call no operators of the program's."""
 
 
 class OwnThread(threading.Thread):
@@ -159,8 +159,8 @@ def _list(names: dict[str, None]) -> str:
     return ", ".join(list(names)[:_MAX_NAMES]) + (f", {more} more" if more > 0 else "")
 
 
+# Threads of C++ come and go without being counted.
 _LOOK_S = 0.05
-"""Threads of C++ come and go without being counted."""
 
 
 class Threads:

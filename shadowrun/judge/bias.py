@@ -81,8 +81,8 @@ MIN_ERROR_RATIO: Final = 1.2
 """And times the reference's error by norm that it has to be."""
 
 _FLOAT32: Final = 2.0**-24
+# Terms that a matrix unit adds at once; some truncate after each such step.
 _BLOCK: Final = 16
-"""Terms that a matrix unit adds at once; some truncate after each such step."""
 _SOME: Final = 1 << 16
 
 

@@ -40,8 +40,8 @@ _UNSIGNED: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _INTEGERS: Final = frozenset(
     getattr(torch, name) for name in ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 )
+# DLPack's codes of dtypes that are not signed (0), unsigned (1) or floating (2) numbers.
 _DLPACK: Final = {torch.bool: 6, torch.bfloat16: 4}
-"""DLPack's codes of dtypes that are not signed (0), unsigned (1) or floating (2) numbers."""
 
 Ints = npt.NDArray[Any]
 

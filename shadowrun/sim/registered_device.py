@@ -36,8 +36,8 @@ _LOWER = (
     "scaled_dot_product_attention",
 )  # fmt: skip
 _WIDEST = ("cat", "stack", "index_copy")
+# Its cast calls another operator of the CPU, which the device does not have.
 _NO_CAST = ("mkldnn_rnn_layer",)
-"""Its cast calls another operator of the CPU, which the device does not have."""
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

@@ -211,8 +211,8 @@ def _read(file: BinaryIO, path: Path) -> StoredCall:
         ) from error
 
 
+# Keys of a file of captured inputs, and the types of their values.
 _PARTS = {"op": str, "args": list, "kwargs": dict, "tensors": list}
-"""Keys of a file of captured inputs, and the types of their values."""
 _VALUES = (type(None), bool, int, float, str)
 
 
@@ -268,13 +268,13 @@ def _check_is_one(file: BinaryIO, start: int) -> None:
         raise ValueError("no archive that torch.save writes")
 
 
+# End of an archive: the zip64 end record with size and offset of the central directory, its locator, and the plain end
+# record with both numbers again.
 _END = struct.Struct("<4s36xQQ4s4xQ4x4s8xIIH")
-"""End of an archive: the zip64 end record with size and offset of the central directory, its locator, and the plain end
-record with both numbers again."""
+# Magic numbers of the file and of these records, and the length of the comment.
 _MARKS = (b"PK\3\4", b"PK\6\6", b"PK\6\7", b"PK\5\6", 0)
-"""Magic numbers of the file and of these records, and the length of the comment."""
+# Stands in the end record for a number that only the zip64 record can hold.
 _IN_LARGE = 0xFFFFFFFF
-"""Stands in the end record for a number that only the zip64 record can hold."""
 
 
 def _check_plain(tensors: Any) -> None:

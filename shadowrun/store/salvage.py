@@ -36,15 +36,15 @@ __all__ = ["OnDisk", "Pages", "Row", "salvaged"]
 _INNER_INDEX, _INNER_TABLE, _LEAF_INDEX, _LEAF_TABLE = 2, 5, 10, 13
 _INDEX = (_INNER_INDEX, _LEAF_INDEX)
 _DEFAULT_SIZE = 4096
+# Bytes of rows that are read for each byte of the file: pages of a hostile file may refer to one text many times.
 _MAX_READ = 4
-"""Bytes of rows that are read for each byte of the file: pages of a hostile file may refer to one text many times."""
 _MAX_READ_OF_DISK = 16
+# The same for each byte on disk, plus a constant: a sparse or compressed file may have any size at no cost.
 _MIN_READ = 2**24
-"""The same for each byte on disk, plus a constant: a sparse or compressed file may have any size at no cost."""
 # `orphans` looks at each page: a sparse file would take as long as it claims to be large.
 _MAX_BYTES = 2**36
+# Serial type of a value to its size in bytes; 10 and 11 are reserved, larger ones are blobs (even) and texts (odd).
 _SIZES = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8, 7: 8, 8: 0, 9: 0}
-"""Serial type of a value to its size in bytes; 10 and 11 are reserved, larger ones are blobs (even) and texts (odd)."""
 
 Row = tuple[int, tuple[Any, ...]]
 """Row id, -1 in a table ``without rowid``, and the values as stored."""

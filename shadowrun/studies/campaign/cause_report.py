@@ -21,6 +21,7 @@ __all__ = ["cause_data", "cause_document", "other_forms", "target_name"]
 
 FORMAT: Final = 1
 _MAX_OTHERS: Final = 6
+# What a verdict says of an operator, for a title.
 _WHAT: Final[dict[str, str]] = {
     Kind.MISMATCH: "returns wrong values",
     Kind.FORM: "returns another dtype, shape or layout",
@@ -34,7 +35,6 @@ _WHAT: Final[dict[str, str]] = {
     Kind.SILENT_FALLBACK: "runs on the CPU, without a warning,",
     Kind.WARNED_FALLBACK: "runs on the CPU",
 }
-"""What a verdict says of an operator, for a title."""
 
 
 def cause_document(number: int, cause: RootCause, summary: Summary) -> Document:

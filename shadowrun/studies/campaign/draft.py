@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Draft", "Execution", "HasGraph", "Library"]
 
+# Traces of programs that a library keeps.
 _KEPT: Final = 256
-"""Traces of programs that a library keeps."""
 
 
 class HasGraph(Protocol):

@@ -40,10 +40,10 @@ __all__ = ["Engine", "Executor", "Future", "Outcome", "Progress", "open_chunks"]
 # The row of a start in the table `session` is written this often: after a kill, its times are at most so much behind.
 _SAVE_S: Final = 5.0
 _LOOK_S: Final = 0.05
+# Times that a chunk is given to an executor: its processes may be killed.
 _TRIES: Final = 3
-"""Times that a chunk is given to an executor: its processes may be killed."""
+# Variants that a table is made for where no number is given.
 _UNLIMITED: Final = 1 << 20
-"""Variants that a table is made for where no number is given."""
 
 
 class Future(Protocol):

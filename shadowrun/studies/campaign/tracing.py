@@ -33,13 +33,13 @@ _FLOATS: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _INTEGERS: Final = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _INDICES: Final = frozenset({"index", "indices", "offsets", "target", "targets", "repeats", "bucket", "boundaries"})
 _PER_CHANNEL: Final = ("weight", "bias", "running_mean", "running_var")
+# Their kernels on the CPU do not check sizes or indices in all ways: a wrong one reads or writes elsewhere.
 _UNCHECKED: Final = frozenset(
     """
     _ctc_loss ctc_loss _ctc_loss_backward _transformer_encoder_layer_fwd _native_multi_head_attention
     _transform_bias_rescale_qkv _weight_norm_interface segment_reduce max_unpool2d max_unpool3d
     """.split()  # noqa: SIM905
 )
-"""Their kernels on the CPU do not check sizes or indices in all ways: a wrong one reads or writes elsewhere."""
 _BOUNDED: Final = frozenset(
     """
     argmax argmin argsort topk sort max min median nanmedian mode kthvalue nonzero searchsorted bucketize multinomial

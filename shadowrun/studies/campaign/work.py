@@ -19,8 +19,8 @@ __all__ = ["ALONE", "Chunk", "ChunkWork"]
 
 ALONE: Final = -1
 """Target of a case that is only being made."""
+# Variants in which an operator ended its process twice: from then on one death is enough.
 _CONFIRMED: Final = 3
-"""Variants in which an operator ended its process twice: from then on one death is enough."""
 # A process that dies before it begins a case blames none; after so many at one place, the case is given up, or the
 # campaign would start processes without end.
 _MAX_IDLE_DEATHS: Final = 3

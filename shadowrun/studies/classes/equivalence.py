@@ -48,11 +48,11 @@ MODE_WARNING: Final = 0.6
 """Share of repeats below which the most frequent result does not stand for a platform."""
 
 _MAX_OUTPUTS: Final = 10_000
+# Patterns of outputs that a recording may name; further ones are left out.
 _MAX_NAMED: Final = 100
-"""Patterns of outputs that a recording may name; further ones are left out."""
 
+# Position of all results beyond the first 255: they cannot be distinguished from repeats.
 _BEYOND: Final = 255
-"""Position of all results beyond the first 255: they cannot be distinguished from repeats."""
 
 
 KEY_FIELDS: Final = {"rank": int, "step": int, "phase": str, "module": str, "op": str, "occurrence": int}

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = ["applied"]
 
+# For each dtype: integers of its width, and its mantissa bits.
 _INTEGERS: Final = {
     torch.float64: (torch.int64, 52),
     torch.float32: (torch.int32, 23),
     torch.float16: (torch.int16, 10),
     torch.bfloat16: (torch.int16, 7),
 }
-"""For each dtype: integers of its width, and its mantissa bits."""
 _WIDENED: Final = (torch.float32, torch.float16, torch.bfloat16)
 
 

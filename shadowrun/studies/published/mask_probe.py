@@ -239,8 +239,8 @@ def confirm(probe: MaskProbe, tree: SummationTree, element: int) -> str:
     return ""
 
 
+# Significant bits.
 _BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
-"""Significant bits."""
 
 
 def _cancelling(n: int, dtype: torch.dtype) -> Floats:

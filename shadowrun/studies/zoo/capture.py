@@ -432,6 +432,7 @@ class _Call(NamedTuple):
 
 
 _SAME_MEMORY: Final = ("aten::detach", "aten::alias")
+# They only raise, name a stretch of a profile, or return a choice of the device's.
 _ASSERTS: Final = (
     "profiler::",
     "aten::_assert",
@@ -439,7 +440,6 @@ _ASSERTS: Final = (
     "aten::sym_constrain",
     "aten::_fused_sdp_choice",
 )
-"""They only raise, name a stretch of a profile, or return a choice of the device's."""
 
 
 def _has_gradient(described: Input) -> bool:

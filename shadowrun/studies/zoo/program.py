@@ -28,16 +28,16 @@ __all__ = ["DEFAULT_FILE", "Program", "Stage", "Zoo", "program_of", "read_zoo", 
 DEFAULT_FILE: Final = ".shadowzoo"
 _FORMAT: Final = "shadowrun zoo"
 _VERSION: Final = 1
+# Of all lines, unpacked.
 _MAX_BYTES: Final = 1 << 31
-"""Of all lines, unpacked."""
 _LEAST_BYTES: Final = 1 << 26
+# Bytes of lines for each of the file; zoos have some 30. More than `_LEAST_BYTES` must keep it.
 _RATIO: Final = 200
-"""Bytes of lines for each of the file; zoos have some 30. More than `_LEAST_BYTES` must keep it."""
+# Bytes of lines that are no programs: these are parsed at once.
 _MAX_STAGES: Final = 1 << 26
-"""Bytes of lines that are no programs: these are parsed at once."""
 _MAX_LINE: Final = 1 << 25
+# Of the decoder; what `write_zoo` writes needs 9 MiB.
 _MAX_MEMORY: Final = 1 << 27
-"""Of the decoder; what `write_zoo` writes needs 9 MiB."""
 _MAX_PROGRAMS: Final = 1_000_000
 _N_DIGITS: Final = 12
 _MAX_TEXT: Final = 400

@@ -32,24 +32,24 @@ __all__ = ["MAX_OPERATORS", "SOURCE", "mine"]
 
 SOURCE: Final = "subgraphs"
 MAX_OPERATORS: Final = 6
+# Subgraphs of one size that are looked at for one operator: of hubs there would be millions.
 _EACH: Final = 6
-"""Subgraphs of one size that are looked at for one operator: of hubs there would be millions."""
+# Programs made of one pattern, with inputs of different sizes.
 _FORMS: Final = 3
-"""Programs made of one pattern, with inputs of different sizes."""
+# Programs that a subgraph names as its origin.
 _NAMED: Final = 8
-"""Programs that a subgraph names as its origin."""
+# Calls of a program that are looked at.
 _MAX_NODES: Final = 3000
-"""Calls of a program that are looked at."""
+# Values of a program that are kept at once, to describe the inputs of its subgraphs. With no bound, the two programs of
+# longformer left 2.1 GB behind: what is freed between small objects that stay goes not back.
 _MAX_BYTES: Final = 1 << 28
-"""Values of a program that are kept at once, to describe the inputs of its subgraphs. With no bound, the
-two programs of longformer left 2.1 GB behind: what is freed between small objects that stay goes not back."""
+# Patterns whose counts are kept, some 200 bytes each. Above, half are forgotten, those of the fewest programs: one that
+# comes again is counted from then on.
 _MAX_COUNTED: Final = 1 << 20
-"""Patterns whose counts are kept, some 200 bytes each. Above, half are forgotten, those of the fewest programs:
-one that comes again is counted from then on."""
 
 
+# Occurrences, and programs with one, by pattern.
 _Counts: TypeAlias = dict[bytes, tuple[int, int]]
-"""Occurrences, and programs with one, by pattern."""
 
 
 @dataclass(slots=True)

@@ -31,8 +31,8 @@ TRACES: Final = "traces"
 RUN: Final = "run"
 _MAX_BYTES: Final = 1 << 28
 _MAX_LINE: Final = 1 << 16
+# Characters of a call: one more than may be, so that a longer one is still seen to be too long.
 _KEPT: Final = _MAX_LINE + 1
-"""Characters of a call: one more than may be, so that a longer one is still seen to be too long."""
 _OPERATOR: Final = re.compile(r"Operator: ([\w.:]+)", re.ASCII)
 _COUNTED: Final = re.compile(r"cnt: (\d{1,9}), (.*)", re.DOTALL)
 _ONE_LINE: Final = re.compile(r"([\w.:]+),\s*(\d{1,9}),\s*(\(.*)", re.DOTALL | re.ASCII)

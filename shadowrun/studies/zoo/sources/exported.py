@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 __all__ = ["EXPORTED", "collect_exported", "graph_of_file"]
 
 EXPORTED: Final = "exported"
+# The file in the archive, since torch 2.8 and before.
 _GRAPHS: Final = ("models/model.json", "serialized_exported_program.json")
-"""The file in the archive, since torch 2.8 and before."""
 _MAX_BYTES: Final = 1 << 26
 _MAX_FILES: Final = 100_000
+# By the number of `torch._export.serde.schema.ScalarType`.
 _DTYPES: Final = (
     *(None, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32),
     *(torch.float64, torch.complex32, torch.complex64, torch.complex128, torch.bool, torch.bfloat16),
 )
-"""By the number of `torch._export.serde.schema.ScalarType`."""
 _LAYOUT_STRIDED: Final = 7
 _MEMORY_FORMATS: Final = (
     *(None, torch.contiguous_format, torch.channels_last, torch.channels_last_3d, torch.preserve_format),
 )
+# Kind of an argument that is given by keyword.
 _BY_NAME: Final = 2
-"""Kind of an argument that is given by keyword."""
 _PLAIN: Final = ("as_int", "as_float", "as_bool", "as_string")
 _LISTS: Final = ("as_ints", "as_floats", "as_bools", "as_strings")
 

@@ -45,8 +45,8 @@ _DUNDERS: Final = {
     f"__{name.rstrip('_')}__": name for name in (*_BINARY.values(), *_COMPARISONS.values(), *_UNARY.values())
 } | {"__getitem__": "getitem", "__setitem__": "setitem"}
 _NUMBERS: Final = {"inf": float("inf"), "nan": float("nan")}
+# They count uses, or raise where a size is wrong: no result needs them.
 _NO_EFFECT: Final = ("torch._C._log_api_usage_once", "torch._check", "torch._check_is_size")
-"""They count uses, or raise where a size is wrong: no result needs them."""
 _Kinds = (torch.dtype, torch.layout, torch.memory_format)
 
 
