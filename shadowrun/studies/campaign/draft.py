@@ -83,6 +83,7 @@ class Library:
             if len(self._drafts) > _KEPT:
                 self._drafts.popitem(last=False)
         else:
+            # Least recently used first: mutators draw programs at random, and some far more often than others.
             self._drafts.move_to_end(program)
         return found
 

@@ -200,7 +200,9 @@ class Engine:
                     settled[number] = max(n, settled.get(number, 0))
         n_targets = len(self._settings.shown_targets)
         self._n_before = sum(
-            n >= n_targets and number // CHUNK % self._shard.of == self._shard.index for number, n in settled.items()
+            # Of this shard only: the progress that is shown is its own.
+            n >= n_targets and number // CHUNK % self._shard.of == self._shard.index
+            for number, n in settled.items()
         )
         return settled
 

@@ -182,6 +182,7 @@ class Metamorphic:
         while kept < len(straight) and _has_batch(straight[kept], turned[kept], n):
             kept += 1
         if kept:
+            # The results in order are turned, and not the inputs once more: the target must compute each form once.
             back = tuple(v.flip(0) for v in straight[:kept] if isinstance(v, torch.Tensor))
             variant = LayoutVariant(args, kwargs, "reversed", places)
             yield Pair(variant, names[:kept], *other, turned[:kept], back)

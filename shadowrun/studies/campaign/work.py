@@ -113,6 +113,7 @@ class ChunkWork:
             kept = recipe if invalid else None
             self._rows.append((VariantRow(number, program, identity, before, invalid, tuple(mutators), kept), None))
             hand.recipes[number] = recipe
+            # A duplicate has no results: the variant that was met first has them.
             if invalid or before >= 0:
                 self._record_outcome(hand, number, self._n_targets - 1)
             return
@@ -215,6 +216,7 @@ class ChunkWork:
             reason = f"{failure.kind} while it was made: {failure.explanation}"
             self._rows.append((VariantRow(number, None, None, invalid=reason), None))
             self._record_outcome(hand, number, self._n_targets - 1)
+        # A reference that ends its process says nothing against a target.
         elif not failure.step.on_target:
             self._invalid(hand, number, max(target, 0), f"{failure.kind} on the reference: {failure.explanation}")
         else:
