@@ -104,11 +104,9 @@ class Oracle:
         self.n_perturbed_runs = max(self.n_perturbed_runs, n_runs)
 
     def _estimate_spread(self) -> bool:
-        """Widen the spreads by what perturbed runs would give, where the operator itself computes that.
-
-        A result of an operator that is linear in each of its inputs moves by the sum of its terms, each times a random
-        factor: a normal deviate whose variance is the sum of the squared terms.
-        """
+        """Widen the spreads by what perturbed runs would give, where the operator itself computes that."""
+        # A result of an operator that is linear in each of its inputs moves by the sum of its terms, each times a
+        # random factor: a normal deviate whose variance is the sum of the squared terms.
         case, factors = self._case, self._case.facts.n_factors
         floats = [t for t in tensors(case.args, case.kwargs) if t.is_floating_point() or t.is_complex()]
         # A scale would have to be squared too.

@@ -240,11 +240,9 @@ class AsyncPath:
         return own
 
     def _observe_on_cpu(self, call: Call) -> CallRun:
-        """Observe a call on the reference, which the target repeats in its stream without a host sync.
-
-        A program on a GPU reads many numbers from the CPU (AdamW its steps, twice for each parameter): to read them
-        from the GPU as well would sync each time.
-        """
+        """Observe a call on the reference, which the target repeats in its stream without a host sync."""
+        # A program on a GPU reads many numbers from the CPU (AdamW its steps, twice for each parameter): to read them
+        # from the GPU as well would sync each time.
         plan, role = call.plan, call.role
         why_not = _IN_GRAPH if self._transfers.is_capturing() else ""
         if plan.name == _READ_NUMBER and self._target_in_use and role.on_ref and not call.reason:

@@ -246,9 +246,6 @@ def _check_size(file: BinaryIO) -> None:
 def _check_is_one(file: BinaryIO, start: int) -> None:
     """Refuse a file that Python and torch would read as different archives.
 
-    Python reads the central directory just before the end record. torch reads the one at the offset that the end record
-    names, and reads a file with another magic number as the legacy format.
-
     Args:
         file: A zip archive.
         start: Offset of the central directory that Python found.
@@ -256,6 +253,8 @@ def _check_is_one(file: BinaryIO, start: int) -> None:
     Raises:
         ValueError: The records disagree on that offset, or other bytes follow the central directory.
     """
+    # Python reads the central directory just before the end record. torch reads the one at the offset that the end
+    # record names, and reads a file with another magic number as the legacy format.
     file.seek(0)
     begins, n = file.read(4), file.seek(0, os.SEEK_END)
     file.seek(max(0, n - _END.size))
@@ -292,10 +291,8 @@ def _check_plain(tensors: Any) -> None:
 
 
 def _check_apart(tensors: list[Any]) -> None:
-    """Refuse sparse tensors whose indices share memory with values: an operator could overwrite checked indices.
-
-    Two sparse tensors may share their indices.
-    """
+    """Refuse sparse tensors whose indices share memory with values: an operator could overwrite checked indices."""
+    # Two sparse tensors may share their indices.
     places: set[int] = set()
     values: set[int] = set()
     for t in tensors:

@@ -63,10 +63,8 @@ from packed_diff join tensor on tensor.id = tensor_id;
 
 
 def _unpacked(column: str) -> str:
-    """SQL for a number of schema 5, which stored ``p / 2^s`` as the integer ``128 p + s``.
-
-    The text must equal that of the view in such files: `validation.check_schema` compares them.
-    """
+    """SQL for a number of schema 5, which stored ``p / 2^s`` as the integer ``128 p + s``."""
+    # The text must equal that of the view in such files: `validation.check_schema` compares them.
     c = column
     # Exact, since it divides by powers of two; in two steps, since 1 << 63 overflows an integer.
     return (

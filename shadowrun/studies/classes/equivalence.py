@@ -335,11 +335,9 @@ def _matches(key: Key, pattern: str) -> bool:
 
 
 def _last(recording: Recording, calls: dict[Key, int]) -> list[Key]:
-    """Of each rank and step, the last call with digests that has part in the model.
-
-    A program that does not mark its steps makes the next batch before the next step begins: calls whose inputs come
-    from no module, backward pass or optimizer are passed over, unless the step has no others.
-    """
+    """Of each rank and step, the last call with digests that has part in the model."""
+    # A program that does not mark its steps makes the next batch before the next step begins: calls whose inputs come
+    # from no module, backward pass or optimizer are passed over, unless the step has no others.
     steps: dict[tuple[int, int], dict[int, Key]] = {}
     for key, call in calls.items():
         steps.setdefault((key.rank, key.step), {})[call] = key

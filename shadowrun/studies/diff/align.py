@@ -107,10 +107,8 @@ def renamed(module: str, modules: Mapping[str, str]) -> str:
 
 
 def _stars(pattern: str, module: str) -> tuple[list[str], str] | None:
-    """What the stars of a pattern stand for, each for as little as it can, and what lies below; None if it differs.
-
-    No regular expression: with twenty stars, that of a path that nearly fits would take hours.
-    """
+    """What the stars of a pattern stand for, each for as little as it can, and what lies below; None if it differs."""
+    # No regular expression: with twenty stars, that of a path that nearly fits would take hours.
     first, *pieces = pattern.split("*")
     if not module.startswith(first):
         return None

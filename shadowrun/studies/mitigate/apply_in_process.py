@@ -124,10 +124,8 @@ class _Truncated(torch.autograd.Function):
 
 @contextlib.contextmanager
 def _wrapped_modules(outermost: Sequence[_ChannelsLast | _Float64], n_bits: int) -> Iterator[None]:
-    """Wrap `nn.Module.__call__` inside.
-
-    Not by hooks: torch's hooks for all modules do not see keyword arguments.
-    """
+    """Wrap `nn.Module.__call__` inside."""
+    # Not by hooks: torch's hooks for all modules do not see keyword arguments.
     original = nn.Module.__call__
     # Modules may be called in several threads, as by DataParallel: each has an outermost one of its own.
     depth = threading.local()

@@ -166,6 +166,8 @@ class MaskProbe:
             counted = self.result(summands) / mask.unit
             if not np.all(np.isfinite(counted)):
                 raise NoOrder("the masks overflow inside the kernel: it transforms its inputs")
+            # Both tests before a tree is built: a kernel that transforms its inputs would have a tree that means
+            # nothing.
             if not np.all((counted == np.floor(counted)) & (counted >= 0) & (counted <= len(part))):
                 raise NoOrder("the result is no count: M and -M do not cancel, as in Winograd's or an FFT's sums")
             total = total + counted.astype(np.int32)
