@@ -40,6 +40,7 @@ __all__ = [
     "next_sequence_number",
     "pop_mode",
     "profiling",
+    "on_top",
     "push_mode",
     "shares_memory",
     "storage_key",
@@ -337,6 +338,21 @@ def pop_mode(mode: Any) -> None:
     """Take a mode off this thread's stack, if it is the top one."""
     if top_mode() is mode:
         _modes._pop_mode()
+
+
+@contextlib.contextmanager
+def on_top(mode: Any) -> Iterator[None]:
+    """Have a mode of this thread's stack on top of it: those that the program has entered since are put back."""
+    above = []
+    if mode in modes():
+        while (top := top_mode()) is not mode:
+            above.append(top)
+            _modes._pop_mode()
+    try:
+        yield
+    finally:
+        for other in reversed(above):
+            _modes._push_mode(other)
 
 
 def _merely_called(run: Callable[..., Any], _types: Any, args: tuple[Any, ...], kwargs: Any = None) -> Any:
