@@ -1,7 +1,7 @@
 """Write the pictures of README and tutorial, and the tutorial's output: ``nox -s pictures`` runs this.
 
-Chromium and its driver take the pictures (`tests/browser_kit.py`), from reports that the commands of the tutorial write.
-A picture shows the page as it is first seen; Pillow makes it small.
+Chromium and its driver take the pictures (`tests/browser_kit.py`) of reports that the tutorial's commands write;
+Pillow makes them small.
 """
 
 from __future__ import annotations

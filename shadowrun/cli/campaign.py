@@ -97,6 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
         action.add_argument("folder", metavar="DIR", help="folder of the campaign")
         add(action)
+        options.add_import_argument(action)
         # Of this action, not of the command: the others read only, or have workers of their own.
         action.set_defaults(act=act, runs_calls=name in campaign_findings.RUNS_CALLS, reads=name in _READ)
         if name in _READ:
@@ -113,7 +114,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
-    options.add_import_argument(parser)
     parser.add_argument("--target", action="append", default=[], metavar="T", help="platform to test (may be repeated)")
     parser.add_argument("--ref", default="cpu", metavar="R", help="platform to trust (default: %(default)s)")
     options.add_simulation_arguments(parser)
@@ -158,7 +158,6 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_resume(parser: argparse.ArgumentParser) -> None:
-    options.add_import_argument(parser)
     parser.add_argument(
         "--target", action="append", default=[], metavar="T", help="name a target that its settings alone may not start"
     )
@@ -308,7 +307,7 @@ def _start(folder: Folder, args: argparse.Namespace) -> int:
             threads=1 if args.executor else max(1, _n_processors() // jobs),
             shard=shard,
             minutes=args.minutes,
-            reset_command=args.reset_command,
+            reset_command=args.reset_command or options.reset_command(args.target),
             on_progress=_Shown(update),
         )
         if args.executor:
