@@ -83,6 +83,8 @@ def _link_names(*arguments: Any) -> None:
         is_public = name.partition(".")[0] in shadowrun.__all__
         return f":py:obj:`shadowrun.{name}`" if is_public else f"``{found[1]}``"
 
+    # Sphinx would take the first of several names for the type of the second.
+    lines[:] = [re.sub(r"^:ivar [^:]*:", lambda found: found[0].replace(", ", ",\u200b"), line) for line in lines]
     lines[:] = [re.sub(r"(?<![`:])`([^`]+)`(?!`)", linked, line) for line in lines]
 
 

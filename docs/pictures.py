@@ -47,7 +47,7 @@ class Picture(NamedTuple):
 
 SHOWN = (
     Picture("report", "demo.html", "", (1200, 760)),
-    Picture("finding", "report.html", "document.querySelector('article, .entry')", (1200, 560)),
+    Picture("finding", "report.html", "document.getElementById('finding-2')", (1200, 560)),
     Picture("graph", "demo.html", "document.querySelector('figure')", (1200, 560)),
 )
 
