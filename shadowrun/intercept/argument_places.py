@@ -359,6 +359,15 @@ def _resized(given: Given) -> Iterator[str]:
             yield f"{name} is not that of its sizes"
 
 
+def _sampled(given: Given) -> Iterator[str]:
+    found = _tensors(given, "self", "grid", "grad_output")
+    if found:
+        x, grid, grad = found
+        wanted = (*x.shape[:2], *grid.shape[1:3]) if x.dim() == grid.dim() == 4 else None
+        if grad.shape != wanted or grid.shape[0] != x.shape[0] or grid.shape[3] != 2:
+            yield "grad_output has another shape than what is sampled"
+
+
 _GATES: Final = {0: 1, 1: 1, 2: 4, 3: 3}
 """Of rnn_relu, rnn_tanh, lstm and gru, by their number."""
 
@@ -448,6 +457,7 @@ _FAMILIES: Final[dict[str, Look]] = {
     r"_?scaled_dot_product\w*attention\w*": _attention,
     r"_scaled_dot_product_flash_attention_for_cpu\w*": _attention_of_cpu,
     r"_upsample_\w+_aa(_backward)?": _resized,
+    "cudnn_grid_sampler_backward": _sampled,  # the reference computes it by another operator, which believes it
     r"mkldnn_rnn_layer\w*": _rnn_of_mkldnn,
     r"_embedding_bag\w*_backward": _bags_backward,
     "_sparse_mm_reduce_impl_backward": _reduced_backward,

@@ -167,6 +167,7 @@ MISPLACED = {
     "batch_norm_backward": (MANY[:, :, 1:], MANY, TWO, TWO, TWO, TWO, TWO, False, 1e-5, [True] * 3, TWO.byte()),
     "grid_sampler_2d_backward": (MANY[:, :1], MANY, torch.zeros(1, 8, 8, 2), 0, 0, False, [True] * 2),
     "grid_sampler_3d_backward": (ONE.view(1, 1, 1, 1, 1), VOLUME, torch.zeros(1, 2, 2, 2, 3), 0, 0, False, [True] * 2),
+    "cudnn_grid_sampler_backward": (MANY, torch.zeros(1, 8, 8, 2), MANY[:, :1]),
     "_scaled_dot_product_flash_attention_for_cpu": (torch.ones(2, 2, 8, 8), MANY, MANY),
     "_scaled_dot_product_flash_attention_for_cpu_backward": (MANY, MANY, MANY, MANY, MANY, ONE, 0.0, False),
     "_adaptive_avg_pool3d_backward": (VOLUME, torch.ones(1, 1, 2, 0, 2)),
