@@ -37,8 +37,13 @@ def misplaced(name: str, given: Given) -> str:
         name: Of the operator, without its overload.
         given: Its arguments by name; None for what is not known yet.
     """
-    with as_in_handler():  # a comparison must not see these operators
-        return next((why for look in _looks(name) for why in look(given)), "")
+    try:
+        with as_in_handler():  # a comparison must not see these operators
+            return next((why for look in _looks(name) for why in look(given)), "")
+    except MemoryError:
+        raise
+    except Exception as error:  # complex numbers as indices, sizes below 0
+        return f"it has arguments of another kind ({' '.join(str(error).split())[:200]})"
 
 
 @functools.lru_cache(maxsize=4096)

@@ -41,9 +41,9 @@ def unlike_forward(base: str, given: Mapping[str, Any]) -> Iterator[str]:
         base: ``native_layer_norm_backward``.
         given: Its arguments by name; None for what is not known yet.
     """
-    forward = _forward_of(base)
     gradient = next((name for name in _GRADIENTS if name in given), None)
-    arguments = _arguments(forward, given) if forward is not None else None
+    found = ((f, _arguments(f, given)) for f in _forwards_of(base))
+    forward, arguments = next(((f, a) for f, a in found if a is not None), (None, None))
     if forward is None or arguments is None or gradient is None:
         return
     try:
@@ -63,13 +63,12 @@ def unlike_forward(base: str, given: Mapping[str, Any]) -> Iterator[str]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _forward_of(base: str) -> torch._ops.OpOverload | None:
+def _forwards_of(base: str) -> tuple[torch._ops.OpOverload, ...]:
     found = re.fullmatch(NAME, base)
-    for name in (f"{found[1]}_forward", found[1]) if found else ():
-        packet = getattr(torch.ops.aten, name, None)
-        if packet is not None and "default" in packet.overloads():
-            return packet.default  # type: ignore[no-any-return]
-    return None
+    packets = [getattr(torch.ops.aten, name, None) for name in (f"{found[1]}_forward", found[1])] if found else []
+    packet = next(filter(None, packets), None)
+    overloads = packet.overloads() if packet is not None else []
+    return tuple(getattr(packet, name) for name in ("default", "Tensor") if name in overloads)
 
 
 def _arguments(forward: torch._ops.OpOverload, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]] | None:
@@ -78,6 +77,8 @@ def _arguments(forward: torch._ops.OpOverload, given: Mapping[str, Any]) -> tupl
     kwargs: dict[str, Any] = {}
     for argument in schema_of(forward).arguments:
         value = _argument(argument, given)
+        if isinstance(value, torch.Tensor) and "Tensor" not in str(argument.type):  # another overload takes it
+            return None
         if value is None and not argument.has_default_value() and not str(argument.type).startswith("Optional["):
             return None
         try:

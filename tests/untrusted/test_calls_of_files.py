@@ -9,6 +9,7 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shadowrun.intercept import checked_calls
 from shadowrun.intercept.argument_places import has_places
 from shadowrun.intercept.checked_calls import check_call
 from shadowrun.intercept.op_allowlist import (
@@ -122,6 +123,20 @@ def test_operators_inside_of_others_are_looked_at(name):
         check_call(func, COMPOSITE[name], {})
 
 
+def test_a_look_inside_sees_strides_and_shared_memory():
+    """Its copies were contiguous; the kernel read every second label as if they were."""
+    labels = torch.zeros(1, 4, dtype=torch.int64)[:, ::2]
+    with pytest.raises(Refused, match="contiguous"):
+        check_call(aten.ctc_loss.IntList, (torch.zeros(4, 1, 5), labels, [4], [2]), {})
+    z = torch.randn(3, 4, dtype=torch.complex64)
+    copies = checked_calls._Copies()
+    for t in (z, z.conj(), z.t()[1:], torch._neg_view(z.imag), X[0].expand(5, 4), X[:0], X[0, 0], z.imag):
+        copy = copies.of(t)
+        assert torch.equal(copy, t)
+        assert (copy.stride(), copy.is_conj(), copy.is_neg()) == (t.stride(), t.is_conj(), t.is_neg())
+    assert copies.of(z).data_ptr() == copies.of(z[:1]).data_ptr() != z.data_ptr()
+
+
 def test_a_look_inside_changes_nothing():
     x = torch.ones(2, 3, 4)
     before = torch.get_rng_state()
@@ -178,16 +193,12 @@ MISPLACED = {
     "_embedding_bag_per_sample_weights_backward": (X, X, FAR, torch.arange(8), torch.zeros(8, dtype=int), 0),
     "_embedding_bag_dense_backward": (X, INDEX, INDEX + 10**8, INDEX, INDEX, 8, False, 0, None),
     "_embedding_bag_backward": (X, INDEX, INDEX, INDEX[:0], INDEX[:1], INDEX, 8, False, 1, False, None),
-    "_sparse_mm_reduce_impl_backward": (
-        X.to_sparse_csr(),
-        torch.ones(8, 2),
-        torch.ones(9, 2),
-        "amax",
-        INDEX,
-        [True] * 2,
-    ),
     "mkldnn_rnn_layer": (X.view(8, 1, 4), X, X, ROW, ROW, ONE, ONE, False, [], 2, 10**6, 1, True, False, False, True),
     "sum.dim_IntList": (X, [0], False),
+    # A look at these raised what no command catches.
+    "max_unpool3d": (VOLUME, VOLUME.to(torch.complex64), [4, 4, 4], [2, 2, 2], [0, 0, 0]),
+    "upsample_nearest1d_backward": (torch.ones(1, 1, 4), [4], [-1, 1, 2]),
+    "embedding_dense_backward": (X, FAR.to(torch.uint64), 9, -1, False),
 }
 NAMED = {
     "_fused_sgd_": {
@@ -207,6 +218,16 @@ NAMED = {
 def test_arguments_that_do_not_fit_each_other(name):
     with pytest.raises(Refused):
         check_arguments(operator_named(f"aten::{name}"), MISPLACED[name], NAMED.get(name, {}))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_results_of_sparse_products_are_places():
+    call = operator_named("aten::_sparse_mm_reduce_impl_backward")
+    table, grad, weight, places = X.to_sparse_csr(), torch.ones(8, 2), torch.ones(4, 2), torch.zeros(8, 2, dtype=int)
+    check_arguments(call, (table, grad, weight, "amax", places, [True] * 2), {})
+    for wrong in (places[0], places + 10**8, places.t()):
+        with pytest.raises(Refused):
+            check_arguments(call, (table, grad, weight, "amax", wrong, [True] * 2), {})
 
 
 @pytest.mark.parametrize(
