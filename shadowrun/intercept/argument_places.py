@@ -380,15 +380,15 @@ _GATES: Final = {0: 1, 1: 1, 2: 4, 3: 3}
 def _rnn_of_mkldnn(given: Given) -> Iterator[str]:
     names = [("weight1", "weight2", "weight3", "weight4"), ("weight0", "weight1", "weight2", "weight3")]
     found = next(filter(None, (_tensors(given, "input", *n, "hx_") for n in names)), None)
-    sizes = [given.get(name) for name in ("mode", "hidden_size", "num_layers")]
-    if not found or not all(type(n) is int for n in sizes):
+    mode, hidden, n_layers = (given.get(name) for name in ("mode", "hidden_size", "num_layers"))
+    if not found or type(mode) is not int or type(hidden) is not int or type(n_layers) is not int:
         return
     x, into, on, bias_into, bias_on, hx = found
-    mode, hidden, n_layers = sizes  # of the whole module, of which this is one layer in one direction
     cx = given.get("cx_", given.get("cx_tmp"))
     rows = _GATES.get(mode, 0) * hidden
     if not all(t.is_contiguous() for t in (*found, cx) if isinstance(t, torch.Tensor)):
         yield "its tensors are not contiguous"
+    # The number of layers is that of the whole module, of which this is one layer in one direction.
     elif rows <= 0 or not 0 < n_layers <= _MAX_LAYERS or x.dim() != 3 or given.get("batch_sizes"):
         yield "it is none that torch calls"
     elif into.shape != (rows, x.shape[2]) or on.shape != (rows, hidden):

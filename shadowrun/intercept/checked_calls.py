@@ -97,7 +97,7 @@ class _Copies:
             return t.clone()
         memory = t.untyped_storage()
         if memory.data_ptr() not in self._memories:
-            self._memories[memory.data_ptr()] = memory.clone()
+            self._memories[memory.data_ptr()] = memory.clone()  # type: ignore[no-untyped-call]
         laid = torch.empty(0, dtype=t.dtype, device=t.device)
         laid.set_(self._memories[memory.data_ptr()], t.storage_offset(), t.shape, t.stride())
         laid = laid.conj() if t.is_conj() else laid

@@ -126,9 +126,12 @@ def mine(
                 patterns[key].graphs.setdefault(forms, (name, graph))
         found.note("program run", one.name)
 
+    def progress(before: int) -> Callable[..., None]:
+        total = 2 * len(usable)
+        return lambda done, _, name: on_progress(min(before + done, total), total, name)
+
     with Apart(apart=apart) as processes:
-        each = partial(_each, processes, on_progress, 2 * len(usable))
-        each(0, occurrences, usable, graph_of, counted, skip)
+        processes.each(occurrences, usable, graph_of, counted, skip, progress(0))
         # The sort is stable: patterns of one count stay in the order of the programs.
         frequent = sorted((key for key, (_, n) in counts.items() if n >= min_programs), key=lambda key: -counts[key][0])
         patterns |= {key: _Pattern(counts[key][0]) for key in frequent[:most]}
@@ -136,7 +139,7 @@ def mine(
         found.counted(f"the {most} most frequent", len(frequent), n_out=len(patterns))
         runnable = [one for one in usable if one.name not in skipped]
         not_run = partial(_leave_out, found, "program run")
-        each(len(usable), cut, runnable, graph_and_patterns, taken, not_run)
+        processes.each(cut, runnable, graph_and_patterns, taken, not_run, progress(len(usable)))
         made = [
             Candidate(name, (graph, pattern))
             for pattern in patterns.values()
@@ -147,14 +150,9 @@ def mine(
             _, pattern = one.given
             found.add_checked(one.name, from_json(graph), tuple(pattern.programs), pattern.count)
 
-        each(2 * len(usable), run_again, made, lambda one: one.given[0], keep, partial(_leave_out, found, RUNS))
+        fails = partial(_leave_out, found, RUNS)
+        processes.each(run_again, made, lambda one: one.given[0], keep, fails, progress(2 * len(usable)))
     return found
-
-
-def _each(
-    processes: Apart, on_progress: Callable[..., None], total: int, before: int, function: Any, *given: Any
-) -> None:
-    processes.each(function, *given, lambda done, _, name: on_progress(min(before + done, total), total, name))
 
 
 def _leave_out(found: Collected, step: str, one: Candidate, why: str) -> None:
