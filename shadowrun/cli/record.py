@@ -45,7 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", default=_DEFAULT, metavar="FILE", help="recording to write (default: %(default)s)"
     )
-    options.add_import_argument(parser)
     options.add_simulation_arguments(parser)
     compare_options.add_selection_arguments(parser, "record")
     parser.add_argument(

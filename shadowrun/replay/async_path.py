@@ -413,6 +413,8 @@ def choose_async(config: Config, target: Platform, ref: Platform) -> AsyncCopies
     # Each call of a chain takes the results of the call before it.
     if config.drift:
         return "drift=True needs each result at once"
+    if config.stop_on:
+        return "stop_on= raises at the call itself"
     if config.budget is not None:
         return "budget= needs to know at once what a call took"
     if ref.device.type != "cpu" or not (ref.has_program_settings or ref.remote is not None):
