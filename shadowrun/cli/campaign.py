@@ -38,9 +38,10 @@ from shadowrun.cli.progress import progress_bar
 from shadowrun.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from shadowrun.cli.progress import ProgressUpdate
+    from shadowrun.settings import KnownLine
     from shadowrun.studies.campaign.engine import Outcome, Progress
     from shadowrun.studies.campaign.folder import Folder, Settings, Shard
 
@@ -415,7 +416,6 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from shadowrun.settings import read_settings
     from shadowrun.studies.campaign.cause_files import SCRIPTS, read_causes
     from shadowrun.studies.campaign.cause_report import cause_document
     from shadowrun.studies.campaign.folder import Folder
@@ -439,7 +439,7 @@ def _report(args: argparse.Namespace) -> int:
         simulated=folder.settings.simulated,
         flaws=folder.settings.flaws,
         before=before,
-        ledger=read_settings(options.known_ledger(args)).known,
+        ledger=_ledger(store.info.targets, args),
         scripts=read_causes(folder.path / SCRIPTS),
     )
     if args.cause is not None:
@@ -449,6 +449,14 @@ def _report(args: argparse.Namespace) -> int:
     document = campaign_document(summary, folder=args.folder, fail_on=frozenset(args.fail_on))
     options.print_report(document, args)
     return 1 if document.gate is not None and not document.gate.passed else 0
+
+
+def _ledger(targets: Sequence[str], args: argparse.Namespace) -> tuple[KnownLine, ...]:
+    """Known issues of the project, and of the packages of the targets' devices."""
+    from shadowrun.studies.campaign.ledger import platform_of
+
+    every = [options.known_issues_on(platform_of(target), args).lines for target in targets]
+    return tuple(dict.fromkeys(line for lines in every for line in lines))
 
 
 _ACTIONS = {

@@ -164,7 +164,8 @@ def _settings(table: Any, where: str) -> dict[str, Any]:
         words = _texts(words, f"settings.{name}.values", where)
         if not all(map(_WORD.fullmatch, words)):
             raise _wrong(where, f"settings.{name}.values", words, "use words of letters, digits, . + and -")
-        own.append(VendorSetting(name, *apply.split(":"), tuple(words)))
+        module, _, function = apply.partition(":")
+        own.append(VendorSetting(name, module, function, tuple(words)))
     return {"settings": tuple(names), "own_settings": tuple(own)}
 
 

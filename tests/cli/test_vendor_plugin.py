@@ -1,5 +1,6 @@
 """A vendor's package, installed with its metadata: the skeleton of `examples/vendor_plugin`, and broken ones."""
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import shadowrun
+from shadowrun.cli import campaign
 from shadowrun.errors import UsageError
 from shadowrun.platforms import backends, plugin_file
 
@@ -226,6 +228,15 @@ def test_a_wrong_file_is_refused(brought, text, says):
 def test_a_missing_file_is_named(brought):
     with pytest.raises(UsageError, match=r"names a file that does not exist: write package:file\.toml"):
         brought("", value="chip:other.toml")
+
+
+def test_reports_of_a_campaign_take_its_known_issues(brought):
+    brought('[[known]]\noperator = "aten::mm"\nplatform = "chip"\nreason = "x"\n')
+    args = argparse.Namespace(known=None, no_known=False, no_vendor_known=False)
+    lines = campaign._ledger(["chip (preset young)", "chip, inductor", "cpu"], args)
+    assert [line.reason for line in lines] == ["x"]
+    args.no_vendor_known = True
+    assert campaign._ledger(["chip"], args) == ()
 
 
 def test_no_package_redefines_the_reference(brought, tmp_path):

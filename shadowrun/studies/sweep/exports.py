@@ -5,14 +5,16 @@ Texts of a coverage file become code here: each is written as a literal in ASCII
 
 from __future__ import annotations
 
-import csv
 import io
 import re
+import warnings
 from typing import TYPE_CHECKING, Final
 
 from shadowrun.errors import UsageError
+from shadowrun.report.machine import csv_writer
 from shadowrun.report.sanitize import clip
 from shadowrun.studies.sweep.cases import ANY_DTYPE, FAILURES, Kind, Part, Support
+from shadowrun.studies.sweep.sweeping import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -67,7 +69,7 @@ import unittest
 import torch
 from torch.testing._internal.opinfo.core import DecorateInfo
 
-DEVICE_TYPE = {device!a}
+DEVICE_TYPE = "{device}"
 
 OP_ALLOWLIST = [
 {allowed}]
@@ -119,6 +121,7 @@ def export(name: str, sweep: Sweep) -> str:
 
 
 def _opinfo(sweep: Sweep) -> str:
+    from shadowrun.repro.quoting import literal
     from shadowrun.studies.sweep.opinfo import database
 
     operators = sweep.table.operators
@@ -138,14 +141,14 @@ def _opinfo(sweep: Sweep) -> str:
             skips.setdefault(names[operator.name], []).extend(found)
     lines = []
     for name, found in sorted(skips.items()):
-        rows = (f"        ({reason!a}, {cls!a}, {test!a}, {dtypes}),\n" for reason, cls, test, dtypes in found)
-        lines.append(f"    {name!a}: [\n{''.join(rows)}    ],\n")
+        rows = (f"        ({', '.join(map(literal, texts))}, {dtypes}),\n" for *texts, dtypes in found)
+        lines.append(f"    {literal(name)}: [\n{''.join(rows)}    ],\n")
     return _PYTHON.format(
         **_facts(sweep),
         n=len(operators),
         n_allowed=len(allowed),
         n_overridden=len(skips),
-        allowed="".join(f"    {name!a},\n" for name in dict.fromkeys(sorted(allowed))),
+        allowed="".join(f"    {literal(name)},\n" for name in dict.fromkeys(sorted(allowed))),
         skips="".join(lines),
     )
 
@@ -161,6 +164,9 @@ def _skips(operator: OperatorSupport) -> Iterator[tuple[str, str | None, str | N
             found.setdefault((_reason(f), cls, test), {})[f.dtype] = None
     for (reason, cls, test), dtypes in found.items():
         names = sorted(name for name in dtypes if name != ANY_DTYPE)
+        # They become code.
+        if wrong := [name for name in names if name not in DTYPES]:
+            raise UsageError(f"{wrong[0]!r} is no dtype: the coverage file is damaged.", slug="bad-option")
         some = f"({', '.join(f'torch.{name}' for name in names)},)" if len(names) == len(dtypes) else "None"
         yield reason, cls, test, some
 
@@ -191,7 +197,9 @@ def _yaml(sweep: Sweep) -> str:
     native = {name for name, operator in declared().items() if operator.keys != {IMPLICIT}}
     works = [o for o in sweep.table.operators if o.support in (Support.FULL, Support.PARTIAL)]
     recorded = any("::" in operator.name for operator in works)
-    called = {n for o in works for n in ([o.name] if "::" in o.name else operators_called(o.name))}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of samples that use what is deprecated
+        called = {n for o in works for n in ([o.name] if "::" in o.name else operators_called(o.name))}
     failing = {name for o in sweep.table.operators for f in _failing(o) for name in (f.finding.op, f.finding.kernel)}
     supported = sorted(n.removeprefix("aten::") for n in called - failing if n in native)
     if not supported:
@@ -210,7 +218,7 @@ def _yaml(sweep: Sweep) -> str:
 
 def _accuracy(sweep: Sweep) -> str:
     out = io.StringIO()
-    write = csv.writer(out, lineterminator="\n").writerow
+    write = csv_writer(out)
     write(("name", "accuracy", "graph_breaks"))
     several = (
         len({dtype for operator in sweep.table.operators for dtype, _ in operator.parts if dtype != ANY_DTYPE}) > 1
@@ -224,7 +232,7 @@ def _accuracy(sweep: Sweep) -> str:
             worst = [_PROBLEMS[f.finding.kind] for f in _failing(operator) if f.dtype == dtype]
             name = clip(f"{operator.name}.{dtype}" if several else operator.name, 200)
             # Operators run in eager mode, which has no graphs that could break.
-            write((name.lstrip("=+-@"), worst[0] if worst else "pass", 0))
+            write((name, worst[0] if worst else "pass", 0))
     return out.getvalue()
 
 

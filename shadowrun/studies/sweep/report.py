@@ -152,7 +152,7 @@ def _failures(table: SupportTable, ledger: KnownIssues | None) -> tuple[Entry, .
     for (name, support, kind, where, why), parts in grouped.items():
         place = f" in {where}" if where and where != name else ""
         first = parts[0]
-        facts = (
+        facts: tuple[Fact, ...] = (
             Fact("cases", ", ".join(f"{f.dtype} {f.part} {f.n}/{f.of}" for f in parts)),
             Fact("why", why, "strong"),
             Fact("first", f"sample {first.first.sample} of {first.part}, {first.inputs or 'no inputs'}"),

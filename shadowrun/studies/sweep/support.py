@@ -365,7 +365,8 @@ def joined(paths: Sequence[Path]) -> Sweep:
         DataFileError: Missing, or no coverage file.
         UsageError: They are of different platforms or versions of torch.
     """
-    infos, results = [], dict[Case, "CaseOutcome"]()
+    infos: list[SweepInfo] = []
+    results: dict[Case, CaseOutcome] = {}
     for path in paths:
         file = CoverageFile.open(path)
         try:
@@ -374,14 +375,14 @@ def joined(paths: Sequence[Path]) -> Sweep:
                 results.setdefault(case, outcome)
         finally:
             file.close()
-    for name, of in (
-        ("target", lambda i: i.target),
-        ("ref", lambda i: i.ref),
-        ("torch", lambda i: i.versions.get("torch")),
-    ):
-        values = [of(info) for info in infos]
-        if len(set(values)) > 1:
-            other = next(n for n, value in enumerate(values) if value != values[0])
+    facts = {
+        "target": [info.target for info in infos],
+        "ref": [info.ref for info in infos],
+        "torch": [info.versions.get("torch", "?") for info in infos],
+    }
+    for name, values in facts.items():
+        other = next((n for n, value in enumerate(values) if value != values[0]), None)
+        if other is not None:
             raise UsageError(
                 f"--join takes the files of one sweep: {name} is {values[0]!r} in {str(paths[0])!r}, and "
                 f"{values[other]!r} in {str(paths[other])!r}.",

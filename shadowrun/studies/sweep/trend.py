@@ -26,8 +26,12 @@ FORMAT: Final = 1
 _RANK: Final = {Support.NONE: 0, Support.PARTIAL: 1, Support.FULL: 2}
 _LIMITS: Final = Limits(40, 200, 1_000_000)
 _MAX_NAMES: Final = 8
-_COLOURS: Final = ((95.0, "brightgreen", "#4c1"), (80.0, "green", "#97ca00"), (60.0, "yellow", "#dfb317"))
-_WORST: Final = ("red", "#e05d44")
+_COLOURS: Final = (
+    (95.0, "brightgreen", "#4c1"),
+    (80.0, "green", "#97ca00"),
+    (60.0, "yellow", "#dfb317"),
+    (0.0, "red", "#e05d44"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +153,7 @@ def _releases(releases: Sequence[Release]) -> Table:
 
 def _row(r: Release) -> tuple[str, ...]:
     info = r.sweep.info
-    plugin = info.target_fingerprint.get("plugin", "") if isinstance(info.target_fingerprint, dict) else ""
+    plugin = info.target_fingerprint.get("plugin", "")
     return (
         *(r.name, clip(str(info.started))[:10]),
         *(str(n) for n in r.sweep.table.by_support.values()),
@@ -204,8 +208,8 @@ def percent_full(sweep: Sweep) -> float:
 def _badge(sweep: Sweep) -> tuple[str, str, str, str]:
     """Label, message, and the colour by name and value."""
     percent = percent_full(sweep)
-    _, *colour = next((row for row in _COLOURS if percent >= row[0]), (0, *_WORST))
-    return f"operators on {clip(sweep.info.target, 40)}", f"{percent:.1f} % full", *colour
+    _, name, value = next(row for row in _COLOURS if percent >= row[0])
+    return f"operators on {clip(sweep.info.target, 40)}", f"{percent:.1f} % full", name, value
 
 
 def badge_json(sweep: Sweep) -> str:
@@ -217,8 +221,8 @@ def badge_json(sweep: Sweep) -> str:
 def badge_svg(sweep: Sweep) -> str:
     """A badge as a picture."""
     label, message, _, colour = _badge(sweep)
-    # 11 px of a sans-serif font: 6.4 px for each character, which `textLength` makes exact.
-    widths = [round(6.4 * len(words)) + 10 for words in (label, message)]
+    # 11 px of a sans-serif font: 6.2 px for each character, which `textLength` makes exact.
+    widths = [round(6.2 * len(words)) + 10 for words in (label, message)]
     total = sum(widths)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="20" role="img">',

@@ -130,6 +130,9 @@ def test_a_file_from_elsewhere_does_not_become_code(tmp_path):
     names = {}
     exec(compile(exports.export("opinfo", sweep), "skips.py", "exec"), names)
     assert set(names["SKIPS"]) == {"exp"}
+    dtype = write(tmp_path / "c", {("exp", None, None): finding}, operators=["exp"], dtypes=["x,); import os; (0"])
+    with pytest.raises(UsageError, match="is no dtype"):
+        exports.export("opinfo", read_sweeps([dtype])[0])
     other = write(tmp_path / "b", {}, operators=["exp"], target="x\nimport os")
     with pytest.raises(UsageError, match="is no device type"):
         exports.export("opinfo", read_sweeps([other])[0])
