@@ -84,6 +84,8 @@ def take(browser: browser_kit.Browser, picture: Picture, folder: Path) -> None:
     width, height = picture.size
     file = PICTURES / f"{picture.name}.png"
     browser.resize(width, height)
+    if not (folder / picture.report).is_file():
+        raise RuntimeError(f"No command of {TUTORIAL.name} writes {picture.report}.")
     browser.open(folder / picture.report)
     if picture.find:
         browser.run(f"({picture.find}).scrollIntoView(true); window.scrollBy(0, -16)")
