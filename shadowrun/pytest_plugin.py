@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KnownClasses",
+    "compared_tests",
     "known_classes",
     "pytest_addoption",
     "pytest_collection_modifyitems",
@@ -126,12 +127,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """The findings of all tests, also those of other processes; and the known classes that were written."""
-    reports = [report for group in terminalreporter.stats.values() for report in group]
-    seen = [(r.nodeid, r.shadowrun) for r in reports if getattr(r, "shadowrun", None) is not None]
-    if seen or (config.pluginmanager.has_plugin(_COMPARE) and reports):
-        _summary(terminalreporter, seen)
+    seen = compared_tests(terminalreporter)
+    if seen or (config.pluginmanager.has_plugin(_COMPARE) and any(terminalreporter.stats.values())):
+        _summary(terminalreporter, list(seen.items()))
     for path, n in config.stash.get(_written, {}).items():
         terminalreporter.write_line(f"known classes: {n} new in {os.path.relpath(path)}: look at them and commit them")
+
+
+def compared_tests(reporter: Any) -> dict[str, dict[str, Any]]:
+    """What was compared in each test: the last report of its phases has all."""
+    found: dict[str, dict[str, Any]] = {}
+    for report in (report for group in reporter.stats.values() for report in group):
+        compared = getattr(report, "shadowrun", None)
+        if compared is not None and compared["n_calls"] >= found.get(report.nodeid, compared)["n_calls"]:
+            found[report.nodeid] = compared
+    return found
 
 
 def _summary(reporter: Any, seen: list[tuple[str, dict[str, Any]]]) -> None:

@@ -150,7 +150,7 @@ def _collected(
         return _of_file(source)(path, wanted, update, isolated=True)
     from shadowrun.studies.zoo import subgraphs
 
-    return subgraphs.mine([p for p in zoo.programs.values() if wanted(p.name)], update)
+    return subgraphs.mine([p for p in zoo.programs.values() if wanted(p.name)], update, isolated=True)
 
 
 def _of_file(source: str) -> Callable[..., Collected]:

@@ -271,7 +271,8 @@ class ModeToggle:
         if self._thread != threading.get_ident():
             self._mode.detach()
         elif self.on:
-            self._mode.__exit__(None, None, None)
+            with torchapi.on_top(self._mode):  # a block may end within a mode that was entered in it
+                self._mode.__exit__(None, None, None)
         self.on = False
 
     @property

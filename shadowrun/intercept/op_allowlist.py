@@ -215,8 +215,9 @@ _ALL_WORDS = frozenset(word for words in _WORDS.values() for word in words)
 
 # What gives a sparse tensor another size: of one in CSC, torch leaves too few indices.
 _RESIZES = re.compile(r"aten::_?resize")
-# Kernels find what belongs to a dtype by its number, which is not checked.
-_NO_NUMBERS = ("Layout", "MemoryFormat", "ScalarType")
+# Schemas have numbers for these. Kernels find what belongs to a dtype by its number, which is not checked.
+_CONSTANTS = {"Layout": torch.layout, "MemoryFormat": torch.memory_format, "ScalarType": torch.dtype}
+_KIND_OF_VALUE = {bool: "number", int: "number", float: "number", complex: "number"}
 _MAX_INT = 1 << 64
 # Of what is made from sizes alone: 2 GiB of float64.
 _MAX_ELEMENTS = 1 << 28
@@ -331,16 +332,58 @@ def check_arguments(func: torch._ops.OpOverload, args: Any, kwargs: Any, *, chec
                 and _RESIZES.match(schema_of(func).name)
             ):
                 raise Refused(f"it does not check the indices of {argument.name} against another size")
-            if isinstance(one, int) and _unwrapped(_real_type(argument)) in _NO_NUMBERS:
-                raise Refused(f"{argument.name} is a number, where a {_unwrapped(_real_type(argument))} has to be")
+            if not _is_of_kind(one, argument):
+                raise Refused(
+                    f"{argument.name} is a {_KIND_OF_VALUE.get(type(one), type(one).__name__)}, where a "
+                    f"{_unwrapped(_real_type(argument))} has to be"
+                )
             if isinstance(one, int) and abs(one) > _MAX_INT:
                 raise Refused(f"{argument.name} is a number of {one.bit_length()} bits")
             if isinstance(one, torch.Tensor) and writes and argument.is_write and _overlaps_itself(one):
                 raise Refused(f"elements of {argument.name}, which it writes, lie in the same place")
-    given = {a.name: v for a, v in zip(declared, args, strict=False)} | dict(kwargs)
-    if has_places(schema_of(func).name) and (why := why_out_of_bounds(schema_of(func).name, given)):
+    if has_places(schema_of(func).name) and (
+        why := why_out_of_bounds(schema_of(func).name, _as_taken(declared, args, kwargs))
+    ):
         raise Refused(why)
     _check_size(func, args, kwargs)
+
+
+def _is_of_kind(value: Any, argument: Any) -> bool:
+    """Whether a value is of its argument's type: torch makes a number of a tensor, and one of a dtype, unseen."""
+    kind = _unwrapped(_real_type(argument))
+    if value is None or isinstance(value, str):
+        return True
+    if kind in _CONSTANTS or isinstance(value, tuple(_CONSTANTS.values())):
+        return isinstance(value, _CONSTANTS.get(kind, ()))
+    return not isinstance(value, torch.Tensor) or kind == "Tensor"
+
+
+def _as_taken(declared: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Arguments by name as the operator takes them: with defaults, and of numbers what torch makes of them."""
+    given = dict(zip((a.name for a in declared), args, strict=False)) | dict(kwargs)
+    taken = {a.name: a.default_value for a in declared if a.has_default_value()}
+    kinds = {a.name: a for a in declared}
+    return taken | {name: _converted(value, kinds[name]) for name, value in given.items()}
+
+
+def _converted(value: Any, argument: Any) -> Any:
+    kind = _unwrapped(str(argument.type))
+    # A number in the place of a list of known length is all of the list.
+    length = getattr(argument, "N", None)
+    if isinstance(value, (list, tuple)):
+        return [_one(v, kind) for v in value]
+    return [_one(value, kind)] * length if length and isinstance(value, int) else _one(value, kind)
+
+
+def _one(value: Any, kind: str) -> Any:
+    if not isinstance(value, (bool, int, float, complex)):
+        return value
+    if kind == "Tensor":
+        with as_in_handler():
+            return torch.tensor(value, device="cpu")
+    if kind == "int" and isinstance(value, bool):
+        return int(value)
+    return float(value) if kind == "float" and isinstance(value, (bool, int)) else value
 
 
 @functools.lru_cache(maxsize=4096)

@@ -38,6 +38,7 @@ __all__ = [
     "modes",
     "n_modes_below",
     "next_sequence_number",
+    "on_top",
     "pop_mode",
     "profiling",
     "push_mode",
@@ -337,6 +338,21 @@ def pop_mode(mode: Any) -> None:
     """Take a mode off this thread's stack, if it is the top one."""
     if top_mode() is mode:
         _modes._pop_mode()
+
+
+@contextlib.contextmanager
+def on_top(mode: Any) -> Iterator[None]:
+    """Have a mode of this thread's stack on top of it: those that the program has entered since are put back."""
+    above = []
+    if mode in modes():
+        while (top := top_mode()) is not mode:
+            above.append(top)
+            _modes._pop_mode()
+    try:
+        yield
+    finally:
+        for other in reversed(above):
+            _modes._push_mode(other)
 
 
 def _merely_called(run: Callable[..., Any], _types: Any, args: tuple[Any, ...], kwargs: Any = None) -> Any:
