@@ -137,7 +137,7 @@ def test_a_package_that_fails_at_torchs_start(tmp_path, shell):
         done = shell(site, *words)
         assert done.returncode == 2
         assert "The package 'chip_package', which torch starts when it is imported, failed: OSError" in done.stderr
-        assert "[docs/messages.md#bad-plugin]" in done.stderr
+        assert "[shadowrun explain bad-plugin]" in done.stderr
         assert "Traceback" not in done.stderr
 
 
