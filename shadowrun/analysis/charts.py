@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from shadowrun.analysis.effects import DriftTrace
+from shadowrun.analysis.drift_effects import DriftTrace
 from shadowrun.store.codec import decode_float
 from shadowrun.store.groups import PIECE
 from shadowrun.store.records import REGION
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shadowrun.analysis.call_groups import CallGroups, Context, Step
-    from shadowrun.analysis.effects import Effects
+    from shadowrun.analysis.drift_effects import Effects
     from shadowrun.store.datafile import DataFile
     from shadowrun.types import OpRecord, Phase
 

@@ -35,8 +35,8 @@ FORMATS = tuple(name for name in RENDERERS if name != "terminal" and name not in
 STDOUT = "-"
 _EXTENSIONS = {name: name for name in FORMATS} | {"xml": "junit", "sarif": "sarif"}
 _SUMMARY = "GITHUB_STEP_SUMMARY"
+# GitHub drops a larger summary as a whole.
 _MAX_SUMMARY_BYTES = 1 << 20
-"""GitHub drops a larger summary as a whole."""
 
 
 class Output(NamedTuple):

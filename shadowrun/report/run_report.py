@@ -6,7 +6,7 @@ import dataclasses
 import os.path
 from typing import TYPE_CHECKING, Protocol
 
-from shadowrun.analysis.effects import read_repairs
+from shadowrun.analysis.drift_effects import read_repairs
 from shadowrun.analysis.wording import plural
 from shadowrun.report.baseline import baseline_section
 from shadowrun.report.descriptions import (

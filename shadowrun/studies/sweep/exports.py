@@ -25,6 +25,7 @@ __all__ = ["LISTS", "export"]
 
 _MAX_REASON: Final = 160
 _NO_WORD: Final = re.compile(r"[^\w .+=,:\[\]-]", re.ASCII)
+# Words of torch's benchmarks/dynamo; a fallback computes the right result, and passes.
 _PROBLEMS: Final = {
     Kind.CRASH: "fail_to_run",
     Kind.TIMEOUT: "timeout",
@@ -37,7 +38,7 @@ _PROBLEMS: Final = {
     Kind.MISSING_ERROR: "fail_accuracy",
     Kind.WRONG_ERROR: "fail_accuracy",
 }
-"""Words of torch's benchmarks/dynamo; a fallback computes the right result, and passes."""
+# Classes and tests of PyTorch's suites that test a part; a failure of any other part is one of all tests.
 _TESTS: Final = {
     Part.BACKWARD: (("TestBwdGradients", None), ("TestFwdGradients", None)),
     Part.OUT: (("TestCommon", "test_out"), ("TestCommon", "test_out_warning")),
@@ -50,7 +51,6 @@ _TESTS: Final = {
     Part.INPLACE: (("TestCommon", "test_variant_consistency_eager"),),
     Part.INVALID: (("TestCommon", "test_errors"),),
 }
-"""Classes and tests of PyTorch's suites that test a part; a failure of any other part is one of all tests."""
 _ALL: Final = ((None, None),)
 
 _PYTHON: Final = '''\
