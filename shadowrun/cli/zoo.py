@@ -47,6 +47,7 @@ _FILE: Final = ".shadowzoo"
 _SOURCES: Final = {
     "modules": "torch's module database; WHAT: patterns of names such as 'nn.Conv*'",
     "operators": "torch's operator database, with gradients; WHAT: patterns of names such as 'nn.functional.*'",
+    "optimizers": "steps of torch's optimizers; WHAT: patterns of names such as 'optim.Adam*'",
     "transformers": "models of the installed transformers; WHAT: patterns of architectures such as bert 'qwen*'",
     "torchvision": "models of the installed torchvision, without weights; WHAT: patterns of names such as 'resnet*'",
     "timm": "models of the installed timm, likewise",
@@ -133,10 +134,10 @@ def _collected(
     wanted: Callable[[str], bool],
     update: ProgressUpdate,
 ) -> Collected:
-    if source in ("modules", "operators"):
-        from shadowrun.studies.zoo.sources import modules, operators
+    if source in ("modules", "operators", "optimizers"):
+        from shadowrun.studies.zoo.sources import modules, operators, optimizers
 
-        collect = modules.collect if source == "modules" else operators.collect
+        collect = {m.SOURCE: m.collect for m in (modules, operators, optimizers)}[source]
         return collect(wanted, update)
     if source == "transformers":
         from shadowrun.studies.zoo.sources import architectures
