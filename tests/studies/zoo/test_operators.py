@@ -25,9 +25,9 @@ def test_operators_of_torchs_database_are_programs_with_their_gradients():
     assert {"aten::kthvalue", "aten::embedding_dense_backward", "aten::isin.Tensor_Tensor"} <= names
     assert not any("bernoulli" in name for name in names)
     assert called["native_dropout 0.25"] == ["aten::native_dropout", "aten::zeros_like"]
-    assert "aten::native_dropout" not in called["nn.functional.dropout 0"]  # its mask is an input
     for program in found.programs:
         Runner(program.graph)(make_all(program.graph.inputs))
     stages = {s.name: s for s in found.stages}
     assert stages["captured"].n_in == stages["captured"].n_out + len(stages["captured"].left_out)
-    assert all("item" in name or "bernoulli" in name for name, _ in stages["captured"].left_out)
+    left_out = {name.partition(" ")[0] for name, _ in stages["captured"].left_out}
+    assert left_out <= {"item", "bernoulli", "nn.functional.dropout"}
