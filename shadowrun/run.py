@@ -30,14 +30,14 @@ from shadowrun.analysis import (
     SourceText,
     Step,
 )
-from shadowrun.errors import FindingsError, ShadowrunWarning, UsageError
+from shadowrun.errors import ShadowrunWarning, UsageError
+from shadowrun.platforms.plugin_file import known_issues
 from shadowrun.settings import FAIL_ON, read_settings
-from shadowrun.store.captured_inputs import NOT_KEPT
 from shadowrun.store.combine import choose, combine_files
 from shadowrun.store.connect import SALVAGED
 from shadowrun.store.datafile import ENDED_EARLY, DataFile
 from shadowrun.store.records import REGION, first_mismatch, read_records
-from shadowrun.types import Cause, Permissions, Status
+from shadowrun.types import Permissions, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 __all__ = ["Run", "combine", "load"]
 
 SLOW_RATIO = 10.0
-_MAX_RAISED = 5
 
 
 class Run:
@@ -62,6 +61,7 @@ class Run:
     Args:
         data: Data file to read from.
         known: Lines of the ledger of known issues.
+        vendor_known: Whether the known issues count that the package of the target's device ships.
 
     Attributes:
         fail_on: Kinds of findings that fail the run, in its reports too. ``new`` and ``worse`` are those of `baseline`.
@@ -73,8 +73,9 @@ class Run:
         ...     print(finding.kind, finding.op, finding.next_step)
     """
 
-    def __init__(self, data: DataFile, known: Iterable[KnownLine] = ()) -> None:
+    def __init__(self, data: DataFile, known: Iterable[KnownLine] = (), *, vendor_known: bool = False) -> None:
         self._data = data
+        self._vendor_known = vendor_known
         self._known = tuple(known)
         self.fail_on: Collection[str] = FAIL_ON
         self.baseline: Baseline | None = None
@@ -128,7 +129,7 @@ class Run:
     def summary(self) -> Rows[OperatorSummary]:
         """One row for each operator, those that need work first."""
         from shadowrun.report.frames import Rows
-        from shadowrun.report.run_report import operator_table
+        from shadowrun.report.run_sections import operator_table
 
         return Rows(analysis.summarise(self._read()), operator_table)
 
@@ -142,7 +143,7 @@ class Run:
         Printed, each is one line; ``print(finding)`` has the evidence and the next step.
         """
         from shadowrun.report.frames import Rows
-        from shadowrun.report.run_report import findings_table
+        from shadowrun.report.run_sections import findings_table
 
         return Rows((finding for finding in self._all_findings() if finding.known is None), findings_table)
 
@@ -157,11 +158,8 @@ class Run:
                 findings.
         """
         gate = self.gate(fail_on)
-        if gate.passed:
-            return
-        failing = [finding for finding in self.findings() if finding.kind in gate.fail_on]
-        more = [f"… and {len(failing) - _MAX_RAISED} more"] if len(failing) > _MAX_RAISED else []
-        raise FindingsError("\n".join((gate.line, *map(str, failing[:_MAX_RAISED]), *more)), tuple(failing))
+        if not gate.passed:
+            raise gate.error(self.findings())
 
     def to_dataframe(self, **selection: Any) -> Any:
         """All recorded calls as a `pandas.DataFrame`, one row for each.
@@ -192,6 +190,25 @@ class Run:
         from shadowrun.report.frames import write_records
 
         return write_records(self.records(**selection), Path(path))
+
+    def write_trace(self, path: str | PathLike[str]) -> tuple[int, int]:
+        """Write the run as a trace for ui.perfetto.dev: lanes for program, target and reference, and counters.
+
+        Durations are measured; calls lie one after the other, since their start times are not recorded.
+
+        Args:
+            path: Ends in ``.json`` or ``.json.gz``.
+
+        Returns:
+            The number of calls in it, and of those of the run.
+
+        Raises:
+            UsageError: Another ending, or the file cannot be written.
+        """
+        from shadowrun.report.chrome_trace import write_trace
+
+        self._sync()
+        return write_trace(self._data, Path(path))
 
     def places(self) -> Mapping[int, tuple[Place, ...]]:
         """Where the calls of each finding were made, by its number; a finding itself names the first few places."""
@@ -232,8 +249,8 @@ class Run:
         self._sync()
         excused: set[int] = set()
         # Grouping all calls takes time that is only needed with a ledger.
-        if self._known:
-            ledger, rows = self._ledger(), (row for row in self._read().rows if row.outcome.status is Status.MISMATCH)
+        if (ledger := self._ledger()).lines:
+            rows = (row for row in self._read().rows if row.outcome.status is Status.MISMATCH)
             excused = {
                 row.group.context_id for row in rows if ledger.excuse("mismatch", row.context.op, (row.context.module,))
             }
@@ -241,7 +258,9 @@ class Run:
 
     def coverage(self) -> Coverage:
         """Share of the operators and calls of the program that the target supports."""
-        return analysis.operator_coverage(self._read(), self._data.info.raised)
+        from shadowrun.report.coverage_report import notebook_coverage
+
+        return notebook_coverage(analysis.operator_coverage(self._read(), self._data.info.raised))
 
     def api_coverage(self) -> ApiCoverage:
         """Functions and modules of torch that the program called, and whether the target supports what they call.
@@ -254,7 +273,9 @@ class Run:
                 "This run has no functions of torch, only operators: record it with api=True (shadowrun run --api).",
                 slug="no-api",
             )
-        return analysis.api_coverage(self._read(), self._data)
+        from shadowrun.report.coverage_report import notebook_api_coverage
+
+        return notebook_api_coverage(analysis.api_coverage(self._read(), self._data))
 
     def sources(self) -> tuple[SourceRun, ...]:
         """The runs that were combined into this data file, such as those of all ranks; none in the file of one run."""
@@ -280,14 +301,11 @@ class Run:
             fail_on: Kinds of findings that fail it; by default those of the attribute.
         """
         found, kinds = self._all_findings(), self.fail_on if fail_on is None else fail_on
-        # Both: the line of the gate counts known issues, too, though they fail nothing.
-        new = [finding for finding in found if finding.known is None]
-        known = [finding for finding in found if finding.known is not None]
         info = self._data.info
         # A note is all that marks it: a salvaged copy has the schema of any data file.
         salvaged = any(note.startswith(SALVAGED) for note in info.notes)
         return analysis.evaluate_gate(
-            *(new, self.counts(), kinds, known, self.regions().line, info.raised, info.unselected),
+            *(found, self.counts(), kinds, self.regions().line, info.raised, info.unselected),
             salvaged=salvaged,
             since=self.since_baseline(),
         )
@@ -298,17 +316,16 @@ class Run:
         Args:
             name: What reports call it; the name of the data file by default.
         """
-        path, info = self._data.path, self._data.info
+        path = self._data.path
         named = name or (path.name if path is not None else "the baseline")
-        return Baseline(named, f"{info.target} against {info.ref}", self._signatures())
+        return Baseline(named, self._platforms, self._signatures())
 
     def since_baseline(self) -> SinceBaseline | None:
         """What became of the findings of `baseline`; None without one."""
-        before, info = self.baseline, self._data.info
+        before = self.baseline
         if before is None:
             return None
-        platforms = f"{info.target} against {info.ref}"
-        other = before.platforms if before.platforms != platforms else ""
+        other = before.platforms if before.platforms != self._platforms else ""
         return SinceBaseline(before.name, other, analysis.changes(before.findings, self._signatures()))
 
     def changes_since(self, before: Run) -> tuple[FindingChange, ...]:
@@ -366,13 +383,13 @@ class Run:
             PlatformError: A platform needs more than settings of this process, and `allow` does not name it.
             DataFileError: The captured inputs cannot be read.
         """
+        from shadowrun.limits import bounded_memory
+        from shadowrun.repro import ReproOptions, why_no_inputs
+
         if call is not None:
             finding = dataclasses.replace(finding, captured=call)
         if finding.captured < 0:
-            raise UsageError(_no_inputs(finding, self.sources()), slug="no-repro")
-        from shadowrun.limits import bounded_memory
-        from shadowrun.repro import ReproOptions
-
+            raise UsageError(why_no_inputs(finding, self.sources()), slug="no-repro")
         write_script = self._script_writer(finding)
         self._sync()
         record = next(read_records(self._data, seq=finding.captured))
@@ -437,8 +454,11 @@ class Run:
         return write_script
 
     def __repr__(self) -> str:
-        info = self._data.info
-        return f"<shadowrun.Run {info.target} against {info.ref}: {self.gate().line}>"
+        return f"<shadowrun.Run {self._platforms}: {self.gate().line}>"
+
+    @property
+    def _platforms(self) -> str:
+        return f"{self._data.info.target} against {self._data.info.ref}"
 
     def _repr_html_(self) -> str:
         """The summary table, for notebooks."""
@@ -462,7 +482,9 @@ class Run:
         return analysis.signatures(self._read(), slow, self._ledger())
 
     def _ledger(self) -> KnownIssues:
-        return KnownIssues(self._known, self._data.info.target)
+        target = self._data.info.target
+        # The project's own lines first: their reasons are shown.
+        return KnownIssues((*self._known, *(known_issues(target) if self._vendor_known else ())), target)
 
     def _sync(self) -> None:
         """Called before each read; a comparison that still records flushes here."""
@@ -475,38 +497,28 @@ class Run:
         return self._table[1]
 
 
-def _no_inputs(finding: Finding, sources: tuple[SourceRun, ...]) -> str:
-    text = f"No inputs of {finding.op} ({finding.kind}) were captured"
-    # Combining copies rows only: the folders of inputs stay with the single files.
-    if sources:
-        files = ", ".join(repr(sources[number].file) for number in finding.runs[:3])
-        return f"{text} in a combined file: give the data file of one of its runs, {files}."
-    if finding.kind == "mismatch" and finding.cause is Cause.RANDOMNESS:
-        return f"{text}: the operator is random, and one call cannot show a wrong distribution."
-    why = f"{text}: the run was in memory, had capture=False, or the inputs took more than a quarter of capture=. "
-    if finding.op.startswith(REGION):
-        reason = finding.evidence.partition(NOT_KEPT)[2]
-        why = f"{text}: {reason}. " if reason else why
-        return why + (
-            "Record the run again with a larger capture=, run `shadowrun compile --repro DIR` on the program, or call "
-            "report.repro(DIR) of shadowrun.compile_check(model, *inputs)."
-        )
-    return why + "Record the run again with a larger capture=."
-
-
-def load(path: str | PathLike[str], *, known: str | PathLike[str] | bool | None = None, salvage: bool = False) -> Run:
+def load(
+    path: str | PathLike[str],
+    *,
+    known: str | PathLike[str] | bool | None = None,
+    vendor_known: bool = True,
+    salvage: bool = False,
+) -> Run:
     """Open a data file, also that of a run that is still recording or was killed.
 
     Args:
         path: The file.
         known: Ledger of known issues: a file, False for none; None looks upward from the working directory.
+        vendor_known: False leaves out the known issues that the package of the target's device ships; `known=False`
+            does, too.
         salvage: Read the readable part of a damaged file; `Run.info.notes` says what is missing.
 
     Raises:
         DataFileError: The file is missing, unreadable, not a shadowrun data file, corrupt, or of a newer schema.
         UsageError: The ledger cannot be read.
     """
-    return Run(DataFile.open(Path(path), salvage=salvage), read_settings(known).known)
+    lines = read_settings(known).known
+    return Run(DataFile.open(Path(path), salvage=salvage), lines, vendor_known=vendor_known and known is not False)
 
 
 def combine(

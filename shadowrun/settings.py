@@ -35,6 +35,7 @@ __all__ = [
     "ToleranceRule",
     "fits_operator",
     "fits_platform",
+    "known_lines",
     "read_settings",
     "tolerance_rules",
 ]
@@ -174,7 +175,7 @@ def read_settings(where: str | PathLike[str] | bool | None = None, start: Path |
             raise _invalid(str(path), "run", options, 'use a table of options, such as target = "npu"')
         run |= options
         rules += tolerance_rules(table.get("tolerance", {}), str(path))
-        lines += _known_lines(table.get("known", []), text, path)
+        lines += known_lines(table.get("known", []), text, path)
     return Settings(tuple(rules), tuple(lines), tuple(paths), run)
 
 
@@ -208,7 +209,17 @@ def tolerance_rules(table: Any, origin: str) -> list[ToleranceRule]:
     return rules
 
 
-def _known_lines(tables: Any, text: str, path: Path) -> list[KnownLine]:
+def known_lines(tables: Any, text: str, path: Path) -> list[KnownLine]:
+    """Lines of a ledger: the tables ``[[known]]`` of a TOML file.
+
+    Args:
+        tables: Its tables.
+        text: All of it.
+        path: Its path.
+
+    Raises:
+        UsageError: A key or value is invalid.
+    """
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise _invalid(str(path), "known", tables, "begin each line of the ledger with [[known]]")
     headers = [text.count("\n", 0, found.start()) + 1 for found in _KNOWN_HEADER.finditer(text)]

@@ -18,15 +18,16 @@ from shadowrun.analysis.coverage import Coverage, MissingKernel, OperatorCoverag
 from shadowrun.analysis.findings import (
     KINDS,
     Finding,
-    MinTolerance,
     Note,
     collect_findings,
     collect_internal_failures,
     collect_notes,
+    finding_of_call,
     without_numbers,
 )
 from shadowrun.analysis.gate import Gate, evaluate_gate
 from shadowrun.analysis.known_issues import KnownIssues, LedgerLineUse, LedgerUse
+from shadowrun.analysis.min_tolerance import MinTolerance
 from shadowrun.analysis.places import Place, find_places
 from shadowrun.analysis.regions import Regions, RegionSummary, summarise_regions
 from shadowrun.analysis.source_lines import SourceFile, SourceLine, SourceText, read_source, split_site
@@ -72,6 +73,7 @@ __all__ = [
     "count_statuses",
     "evaluate_gate",
     "find_places",
+    "finding_of_call",
     "for_authors",
     "operator_coverage",
     "read_charts",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from shadowrun.analysis.findings import KINDS, Finding
 from shadowrun.analysis.wording import plural
+from shadowrun.errors import FindingsError
 from shadowrun.settings import FAIL_ON
 from shadowrun.types import Status
 
@@ -21,6 +22,7 @@ __all__ = ["Gate", "ended_by_exception", "evaluate_gate"]
 # The user ended the program, or it ended itself: what was compared until then counts.
 _STOPPED = "StoppedAtFinding"
 _NO_FAILURE = ("KeyboardInterrupt", "SystemExit", _STOPPED)
+_MAX_RAISED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,12 @@ class Gate:
     fail_on: frozenset[str] = frozenset(FAIL_ON)
     only_exception: bool = False
 
+    def error(self, findings: Iterable[Finding]) -> FindingsError:
+        """The exception of a run that fails: the gate's line, and operator, line and cause of the first findings."""
+        failing = [finding for finding in findings if finding.kind in self.fail_on]
+        more = [f"… and {len(failing) - _MAX_RAISED} more"] if len(failing) > _MAX_RAISED else []
+        return FindingsError("\n".join((self.line, *map(str, failing[:_MAX_RAISED]), *more)), tuple(failing))
+
 
 def ended_by_exception(raised: str) -> bool:
     """Whether an exception ended the program early."""
@@ -49,7 +57,6 @@ def evaluate_gate(
     findings: Iterable[Finding],
     counts: dict[Status, int],
     fail_on: Collection[str] = FAIL_ON,
-    known: Iterable[Finding] = (),
     regions: str = "",
     raised: str = "",
     unselected: str = "",
@@ -60,10 +67,9 @@ def evaluate_gate(
     """Fail a run with findings of the kinds in `fail_on`, without compared calls, or ended by an exception.
 
     Args:
-        findings: New findings.
+        findings: All, known issues too: these are counted in the line, and fail nothing.
         counts: Calls by status.
         fail_on: Kinds that fail the run.
-        known: Known issues: counted in the line, and fail nothing.
         regions: Summary of the compiled regions, `Regions.line`.
         raised: Exception that ended the program.
         unselected: Why nothing was selected.
@@ -71,14 +77,15 @@ def evaluate_gate(
             failed.
         since: What became of the findings of a baseline: `fail_on` may name ``new`` and ``worse``.
     """
-    kinds = Counter(finding.kind for finding in findings)
+    kinds, excused = Counter[str](), Counter[str]()
+    for finding in findings:
+        (kinds if finding.known is None else excused)[finding.kind] += 1
     named = {kind: _count(kinds[kind], kind) for kind in KINDS if kinds[kind]}
     failing = [text for kind, text in named.items() if kind in fail_on]
     passing = [text for kind, text in named.items() if kind not in fail_on]
     if since is not None:
         changed = Counter(change.change for change in since.failing(fail_on))
         failing += [f"{plural(n, 'finding')} {change} since {since.name}" for change, n in sorted(changed.items())]
-    excused = Counter(finding.kind for finding in known)
     passing += [_count(excused[kind], f"known {kind}") for kind in KINDS if excused[kind]]
     also = f" ({', '.join(passing)} not counted)" if passing else ""
     also += f"; {regions}" if regions else ""

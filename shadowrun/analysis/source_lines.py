@@ -148,6 +148,7 @@ def _around(
 ) -> Iterator[SourceLine]:
     wanted: set[int] = set()
     for number in sorted(findings):
+        # A number beyond the end is of a file that was shortened since: no line is better than a wrong one.
         if number <= len(code) and len(wanted) < MAX_LINES:
             wanted.update(range(max(1, number - CONTEXT), min(len(code), number + CONTEXT) + 1))
     for number in sorted(wanted):
@@ -162,6 +163,8 @@ def _read(path: str, everywhere: bool) -> tuple[str | None, float, str]:
         if not (everywhere or _may_read(file)):
             return None, 0.0, "it is no Python file below the working directory"
         # Not blocking: the name may be that of a pipe.
+        # Opened first and looked at by its descriptor: between a check of the path and the opening, the file could be
+        # another.
         with os.fdopen(os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as opened:
             found = os.fstat(opened.fileno())
             if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_BYTES:
@@ -187,6 +190,7 @@ def _may_read(file: Path) -> bool:
     if file.is_relative_to(_OWN):
         return True
     folder = Path.cwd()
+    # Not below `.venv` or `.git`: what lies there is not the user's program, and may be secret.
     return file.is_relative_to(folder) and not any(p.startswith(".") for p in file.relative_to(folder).parts)
 
 
@@ -203,4 +207,5 @@ def _seconds(started: str) -> float:
     try:
         return datetime.fromisoformat(started).timestamp()
     except ValueError:
+        # A time that cannot be read calls no file changed.
         return float("inf")

@@ -45,7 +45,6 @@ _UNVERIFIED = 3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options, then the program and its arguments."""
     parser.usage = "shadowrun compile [options] (script.py | -m module) [arguments of the program]"
-    options.add_import_argument(parser)
     parser.add_argument(
         "--calls",
         type=options.count,

@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KINDS",
         help=f"exit with 1 if an operator breaks so: {', '.join(_KINDS)}",
     )
-    options.add_output_arguments(parser)
+    options.add_output_arguments(parser, findings=True)
     options.add_program_arguments(parser)
 
 
@@ -87,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
     options.check_outputs(args.output)
 
     from shadowrun.cli.program import Program
+    from shadowrun.studies.determinism.issues import determinism_issues
     from shadowrun.studies.determinism.processes import DEFAULT_THREADS
     from shadowrun.studies.determinism.report import determinism_document
     from shadowrun.studies.determinism.variants import Variants
@@ -96,7 +97,8 @@ def run(args: argparse.Namespace) -> int:
     counts = args.threads or [DEFAULT_THREADS]
     with options.kept_folder(args.keep) as folder:
         # Before the program runs in this process, which it may end.
-        seen = _Seen(_recorded(words, folder, counts, args.runs, args.load))
+        imports = [f"--import={module}" for module in args.imports]
+        seen = _Seen(_recorded([*imports, *words], folder, counts, args.runs, args.load))
     variants = Variants(args.runs, args.batch_slices, args.layouts)
     outcome = program.execute(variants)
     sys.stdout.flush()
@@ -104,7 +106,8 @@ def run(args: argparse.Namespace) -> int:
         # `main` then ends the command by the signal, as Ctrl-C ends any program.
         raise KeyboardInterrupt
     found = seen.found(" ".join(words), variants, args.load)
-    options.print_report(determinism_document(found), args, always=True)
+    dimensions = [dimension for kind in args.fail_on for dimension in _KINDS[kind]]
+    options.print_report(determinism_document(found, determinism_issues(found, dimensions)), args, always=True)
     broken = [kind for kind in args.fail_on if any(found.n_breaking(d) for d in _KINDS[kind])]
     if broken:
         print(f"shadowrun: FAILED: operators break by {', '.join(broken)}", file=sys.stderr)

@@ -29,7 +29,7 @@ import re
 import time
 from pathlib import Path
 
-from shadowrun.cli import options
+from shadowrun.cli import compare_options, options
 from shadowrun.cli.progress import progress_bar
 from shadowrun.errors import UsageError
 
@@ -74,7 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--combinations", type=_number, default=12, metavar="N", help="combinations to try (default: %(default)s)"
     )
     options.add_outputs_argument(parser)
-    parser.add_argument("--steps", type=options.step_numbers, metavar="0,2,5-7", help="training steps to record")
+    parser.add_argument(
+        "--steps", type=compare_options.step_numbers, metavar="0,2,5-7", help="training steps to record"
+    )
     parser.add_argument(
         "--runs",
         type=_number,
@@ -84,7 +86,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-j", "--jobs", type=options.count, default=1, metavar="N", help="recordings at a time")
     parser.add_argument("--keep", metavar="DIR", help="keep the recordings in this folder")
-    options.add_import_argument(parser)
     options.add_output_arguments(parser)
     # A process that is timed: the program alone, on one platform, with mitigations applied.
     parser.add_argument("--seconds", metavar="FILE", help=argparse.SUPPRESS)

@@ -5,28 +5,26 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime as dt
-import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shadowrun.config import ON_UNSUPPORTED
+from shadowrun.cli.output_options import add_output_arguments, check_outputs, print_report
 from shadowrun.errors import UsageError
 from shadowrun.platforms import parse
-from shadowrun.report import FORMATS, ISSUE_FORMATS, STDOUT, output_of
+from shadowrun.report import FORMATS
 from shadowrun.settings import DATA_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from shadowrun.analysis import Baseline
-    from shadowrun.report.document import Document
+    from shadowrun.analysis import Baseline, KnownIssues
 
 __all__ = [
     "DATA_FILE",
     "FORMATS",
     "add_baseline_argument",
-    "add_compare_arguments",
     "add_data_argument",
     "add_import_argument",
     "add_known_arguments",
@@ -34,25 +32,24 @@ __all__ = [
     "add_output_arguments",
     "add_outputs_argument",
     "add_program_arguments",
-    "add_selection_arguments",
     "add_simulation_arguments",
     "baseline",
     "byte_count",
     "check_outputs",
-    "compare_options",
     "count",
     "day",
     "enable_simulation",
     "is_simulated",
     "kept_folder",
     "kinds_among",
+    "known_issues_on",
     "known_ledger",
-    "operators",
+    "known_options",
     "positive",
     "print_report",
     "refuse_links",
     "require_program",
-    "step_numbers",
+    "reset_command",
     "words",
 ]
 
@@ -140,6 +137,11 @@ def add_known_arguments(parser: argparse._ActionsContainer) -> None:
         "or above)",
     )
     either.add_argument("--no-known", action="store_true", help="read no ledger: known issues fail the run too")
+    parser.add_argument(
+        "--no-vendor-known",
+        action="store_true",
+        help="leave out the known issues that the package of the target's device ships",
+    )
 
 
 def add_baseline_argument(parser: argparse._ActionsContainer) -> None:
@@ -155,83 +157,27 @@ def baseline(args: argparse.Namespace) -> Baseline | None:
     """The findings of ``--baseline``; read at once, since the run may replace the file."""
     import shadowrun
 
-    return None if args.baseline is None else shadowrun.load(args.baseline, known=known_ledger(args)).as_baseline()
+    return None if args.baseline is None else shadowrun.load(args.baseline, **known_options(args)).as_baseline()
 
 
 def known_ledger(args: argparse.Namespace) -> str | bool | None:
-    """The options of `add_known_arguments`, as `shadowrun.load` takes them."""
+    """The ledger of `add_known_arguments`, as `shadowrun.load` takes it."""
     return False if args.no_known else args.known
 
 
-def add_output_arguments(parser: argparse._ActionsContainer, *, findings: bool = False) -> None:
-    """Files and format of the report; the same options for every command that prints one.
+def known_issues_on(target: str, args: argparse.Namespace) -> KnownIssues:
+    """The ledger of `add_known_arguments`, and what the package of the target's device ships."""
+    from shadowrun.analysis import KnownIssues
+    from shadowrun.platforms.plugin_file import known_issues
+    from shadowrun.settings import read_settings
 
-    Args:
-        parser: Gets the options.
-        findings: Whether the report has findings, which CI services take in formats of their own.
-    """
-    formats = (*FORMATS, *ISSUE_FORMATS) if findings else FORMATS
-    services = f"; for CI services: {', '.join(ISSUE_FORMATS)}" if findings else ""
-    parser.add_argument(
-        "-o",
-        "--output",
-        action="append",
-        type=_output_among(formats),
-        default=[],
-        metavar="FILE",
-        help="write the report to FILE, in the format of its extension, or to FORMAT:FILE (FORMAT:- is standard "
-        f"output): {', '.join(FORMATS)}{services} (may be repeated)",
-    )
-    parser.add_argument(
-        "-f",
-        "--format",
-        choices=formats,
-        metavar="FORMAT",
-        help="format on standard output, one of these (default: text, coloured in a terminal)",
-    )
+    shipped = () if args.no_known or args.no_vendor_known else known_issues(target)
+    return KnownIssues((*read_settings(known_ledger(args)).known, *shipped), target)
 
 
-def _output_among(formats: Collection[str]) -> Callable[[str], str]:
-    """Reader of ``-o``: refuses the formats of findings where a report has none."""
-
-    def read(text: str) -> str:
-        with contextlib.suppress(UsageError):  # `check_outputs` raises it, with its entry in the documentation
-            if (name := output_of(text).format) not in formats:
-                raise argparse.ArgumentTypeError(
-                    f"{text!r}: {name} is a format of findings, and this report has none; use {', '.join(formats)}"
-                )
-        return text
-
-    return read
-
-
-def print_report(document: Document, args: argparse.Namespace, *, always: bool = False) -> None:
-    """Write a document as the options of `add_output_arguments` say.
-
-    Args:
-        document: The report.
-        args: The parsed options.
-        always: Print to standard output even if files are named, for commands that run something.
-
-    Raises:
-        UsageError: A file has an unknown extension or cannot be written.
-    """
-    from shadowrun import report
-    from shadowrun.report.document import render
-
-    # Again: since the start, a run of hours may have passed, and a folder may be gone.
-    check_outputs(args.output)
-    printed = [args.format or "terminal"] if args.format or always or not args.output else []
-    # Files first: the reader of standard output may close it, as `head` does.
-    for output in map(output_of, args.output):
-        if output.path == report.STDOUT:
-            printed.append(output.format)
-        elif output.appends:
-            report.append_to_summary(render(document, output.format), Path(output.path))
-        else:
-            report.save(render(document, output.format), Path(output.path))
-    for name in printed:
-        report.show(render(document, name))
+def known_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of `add_known_arguments`, as keyword arguments of `shadowrun.load`."""
+    return {"known": known_ledger(args), "vendor_known": not args.no_vendor_known}
 
 
 def add_simulation_arguments(parser: argparse.ArgumentParser, preset: str | None = None) -> None:
@@ -251,132 +197,12 @@ def add_simulation_arguments(parser: argparse.ArgumentParser, preset: str | None
     )
 
 
-def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
-    """The keyword arguments of `shadowrun.compare` that make sense on a command line."""
-    group = parser.add_argument_group("comparison")
-    add_selection_arguments(group, "compare")
-    group.add_argument("--rtol", type=float, help="relative tolerance, instead of the rounding analysis; needs --atol")
-    group.add_argument("--atol", type=float, help="absolute tolerance; needs --rtol")
-    settings = group.add_mutually_exclusive_group()
-    settings.add_argument(
-        "--settings",
-        metavar="FILE",
-        help="tolerances and ledger (default: shadowrun.toml and [tool.shadowrun] of pyproject.toml, here or above)",
-    )
-    settings.add_argument("--no-settings", action="store_true", help="read no settings file")
-    add_known_arguments(group)
-    add_baseline_argument(group)
-    group.add_argument("--drift", action="store_true", help="also record the accumulated error")
-    group.add_argument(
-        "--budget",
-        type=float,
-        metavar="X",
-        help="overhead budget: time of a step relative to a plain one, such as 1.2 (default: compare all calls)",
-    )
-    group.add_argument(
-        "--api",
-        action="store_true",
-        help="also record which function or module of torch made each call, for `shadowrun coverage --api`",
-    )
-    group.add_argument(
-        "--no-replay",
-        dest="replay",
-        action="store_false",
-        help="compare nothing: only record the operators that are called, their inputs and source lines",
-    )
-    group.add_argument(
-        "--on-unsupported",
-        choices=ON_UNSUPPORTED,
-        default=ON_UNSUPPORTED[0],
-        help="if the target lacks an operator: use the reference's result, or let it raise (default: %(default)s)",
-    )
-    group.add_argument(
-        "--call-limit",
-        type=float,
-        default=60.0,
-        metavar="S",
-        help="seconds that a call may take on a CPU in a separate process (default: %(default)g)",
-    )
-    group.add_argument(
-        "--capture",
-        type=float,
-        metavar="MIB",
-        help="MiB of inputs of failing calls to store next to the data file, for `shadowrun repro` (default: 64)",
-    )
-    # None, the default, leaves the choice to `compare`: asynchronous where that is possible.
-    group.add_argument(
-        "--no-asynchronous",
-        dest="asynchronous",
-        action="store_const",
-        const=False,
-        help="synchronise an asynchronous device after each call, and compare immediately",
-    )
-    group.add_argument(
-        "--compiled",
-        action="store_true",
-        help="also compare each region of torch.compile with eager, as a whole",
-    )
-    group.add_argument("--data", default=DATA_FILE, metavar="FILE", help="data file to write (default: %(default)s)")
-    group.add_argument("--append", action="store_true", help="append to the data file instead of replacing it")
+def reset_command(targets: Iterable[str]) -> tuple[str, ...]:
+    """The command by which the package of a device brings it back; empty if none has one."""
+    from shadowrun.platforms.backends import backend_of
 
-
-def add_selection_arguments(parser: argparse._ActionsContainer, verb: str) -> None:
-    """Which calls.
-
-    Args:
-        parser: Gets the options.
-        verb: What is done with the calls: compare, record.
-    """
-    parser.add_argument(
-        "--steps", type=step_numbers, metavar="0,2,5-7", help=f"training steps to {verb} (default: all)"
-    )
-    parser.add_argument(
-        "--ops", type=words, metavar="GLOBS", help=f"operators to {verb}, such as 'aten::*mm*', or functions: matmul"
-    )
-    parser.add_argument("--modules", type=words, metavar="GLOBS", help=f"modules to {verb}, such as '*.attn.*'")
-
-
-def compare_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The parsed arguments as keyword arguments of `shadowrun.compare`."""
-    names = (
-        *("steps", "modules", "rtol", "atol", "drift", "budget", "on_unsupported", "append", "asynchronous"),
-        *("compiled", "replay", "api"),
-    )
-    settings = False if args.no_settings else args.settings
-    files = {"settings": settings, "known": known_ledger(args)}
-    return {
-        "file": args.data,
-        "ops": None if args.ops is None else operators(args.ops),
-        **files,
-        "call_limit_s": args.call_limit,
-        # MiB on the command line, bytes in `Config`.
-        "capture": None if args.capture is None else int(args.capture * 2**20),
-        **{name: getattr(args, name) for name in names},
-    }
-
-
-def operators(wanted: list[str]) -> list[str]:
-    """Patterns of operators; a function that is no operator (``matmul``) is replaced by the operators that it calls.
-
-    Raises:
-        UsageError: There is no such operator and no such function, or torch's database of them cannot be used.
-    """
-    from shadowrun.schedule.selection import is_composite, why_unknown
-
-    found: list[str] = []
-    for name in wanted:
-        unknown = why_unknown(name)
-        if unknown or is_composite(name):
-            from shadowrun.studies.sweep.opinfo import operators_called
-
-            # A composite operator never reaches the dispatch mode: the operators that it calls do.
-            called = operators_called(name.removeprefix("aten::"))
-            if unknown and not called:
-                raise UsageError(f"--ops {name}: {unknown}.", slug="unknown-operator")
-            found += called
-        if not unknown:
-            found.append(name)
-    return list(dict.fromkeys(found))
+    modules = filter(None, (backend_of(parse(target).device_type).reset for target in targets))
+    return next(((sys.executable, "-m", module) for module in modules), ())
 
 
 def enable_simulation(target: str, flaws: list[str], preset: str | None, *, named: bool = True) -> None:
@@ -438,49 +264,9 @@ def refuse_links(*folders: Path) -> None:
             )
 
 
-def check_outputs(outputs: list[str]) -> None:
-    """Refuse reports that cannot be written, before the run starts.
-
-    Raises:
-        UsageError: Unknown extension, a missing folder, or the same file twice.
-    """
-    paths = [output_of(output).path for output in outputs]  # raises for an unknown extension
-    for path in (Path(path) for path in paths if path != STDOUT):
-        if path.is_dir() or not os.access(path.parent, os.W_OK):
-            raise UsageError(
-                f"The report {str(path)!r} cannot be written: its folder must exist and be writable.",
-                slug="unwritable-report",
-            )
-    files = [path for path in paths if path != STDOUT]
-    if len(set(files)) < len(files):
-        raise UsageError(
-            "Two -o options name the same file: give each report a file of its own.", slug="unwritable-report"
-        )
-
-
 def words(text: str) -> list[str]:
     """Split ``a,b``; empty words are dropped."""
     return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def step_numbers(text: str) -> list[int]:
-    """Read ``0,2,5-7``.
-
-    Raises:
-        ArgumentTypeError: It names no step.
-    """
-    steps: list[int] = []
-    for word in words(text):
-        first, dash, last = word.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise argparse.ArgumentTypeError(f"{word!r} is no step: use numbers and ranges, such as 0,2,5-7")
-        # An empty range would compare nothing, and pass.
-        if dash and int(last) < int(first):
-            raise argparse.ArgumentTypeError(f"{word!r} is an empty range: use {last}-{first}")
-        steps += range(int(first), int(last if dash else first) + 1)
-    if not steps:
-        raise argparse.ArgumentTypeError(f"{text!r} names no step: use numbers and ranges, such as 0,2,5-7")
-    return steps
 
 
 def kinds_among(known: Collection[str]) -> Callable[[str], list[str]]:

@@ -25,7 +25,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shadowrun.cli import options
+from shadowrun.cli import compare_options, options
 from shadowrun.cli.progress import progress_bar
 from shadowrun.errors import UsageError
 
@@ -45,9 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", default=_DEFAULT, metavar="FILE", help="recording to write (default: %(default)s)"
     )
-    options.add_import_argument(parser)
     options.add_simulation_arguments(parser)
-    options.add_selection_arguments(parser, "record")
+    compare_options.add_selection_arguments(parser, "record")
     parser.add_argument(
         "--rows", type=int, default=0, metavar="N", help="also digest the first N rows of each result one by one"
     )
@@ -109,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
         args.output,
         steps=args.steps,
         modules=args.modules,
-        ops=None if args.ops is None else options.operators(args.ops),
+        ops=None if args.ops is None else compare_options.operators(args.ops),
         rows=args.rows,
         capture=args.capture,
         kernels=args.kernels,

@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shadowrun.cli import options
+from shadowrun.cli import compare_options, options
 from shadowrun.cli.progress import progress_bar
 from shadowrun.errors import UsageError
 from shadowrun.report.sanitize import one_line
@@ -41,7 +41,6 @@ _ROWS = 1000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The recording, platforms, the selection, the output, the gate, and the program."""
     parser.add_argument("recording", metavar="A", help="recording of another machine, a.shadowrec")
-    options.add_import_argument(parser)
     parser.add_argument("--target", metavar="SPEC", help="platform that the calls run on")
     parser.add_argument(
         "--ref", default="cpu", metavar="SPEC", help="platform whose results judge them too (default: %(default)s)"
@@ -51,7 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ops", type=options.words, default=[], metavar="GLOBS", help="only these operators, such as 'aten::*mm*'"
     )
     parser.add_argument(
-        "--call", type=options.step_numbers, default=[], metavar="0,2,5-7", help="only the calls with these numbers"
+        "--call",
+        type=compare_options.step_numbers,
+        default=[],
+        metavar="0,2,5-7",
+        help="only the calls with these numbers",
     )
     parser.add_argument(
         *("-n", "--limit"),
@@ -137,7 +140,7 @@ def _replayed(args: argparse.Namespace, path: Path, recording: Recording, target
     from shadowrun.recording.captured_reader import CapturedFile
     from shadowrun.studies.replay.replaying import CallFilter, replay
 
-    ops = options.operators(args.ops) if args.ops else []
+    ops = compare_options.operators(args.ops) if args.ops else []
     with CapturedFile(path) as captured, progress_bar("replaying") as progress, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # operators warn at each of many calls
 

@@ -73,7 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--target", metavar="T", help="the run's target, if the file may not start it by itself")
     parser.add_argument("--ref", metavar="R", help="the run's reference, if the file may not start it by itself")
-    options.add_import_argument(parser)
     options.add_known_arguments(parser)
 
 
@@ -89,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         )
     import shadowrun
 
-    recorded = shadowrun.load(args.data, known=options.known_ledger(args))
+    recorded = shadowrun.load(args.data, **options.known_options(args))
     allow = named_platforms(args, recorded.info.target, recorded.info.ref)
     wanted = _calls(recorded, args.call) if args.call else {}
     if args.finding or not args.call:

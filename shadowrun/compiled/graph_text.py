@@ -351,6 +351,7 @@ def _functions() -> dict[str, Callable[..., Any]]:
         for function in names:
             name = torch.overrides.resolve_name(function)
             if name is not None:
+                # The first name stays: `torch.nn.functional` has some functions a second time.
                 functions.setdefault(name, function)
     for module in (operator, math):
         for name in dir(module):

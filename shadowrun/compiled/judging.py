@@ -292,6 +292,7 @@ class _RoundingSpread:
         # Rounding alone moves an element to infinity or NaN: which of both a compiler gets is open.
         changed = ~(np.isfinite(a) & np.isfinite(e)) & ~((a == e) | (np.isnan(a) & np.isnan(e)))
         np.logical_or(self.truth.flips, changed, out=self.truth.flips)
+        # The greatest of all runs: each moves the roundings at random, and one alone may move them little.
         np.maximum(self.truth.spread, gap, out=self.truth.spread, where=np.isfinite(gap))
         self._moved.append(self.off(a, e))
 
@@ -370,6 +371,8 @@ def _judge_result(k: int, name: str, actual: Value, expected: Value, spread: _Ro
         bad = int((different & ~spread.truth.flips).sum())
         if bad:
             evidence = f"{name}: {bad} of {a.numel()} elements differ"
+            # Less sure than elsewhere: whether an integer on the way depended on rounding is known from a few runs
+            # only.
             verdict = Verdict(Status.MISMATCH, Cause.IMPLEMENTATION, "", evidence, 0.5)
         else:
             verdict = Verdict(Status.UNVERIFIED, Cause.UNDEFINED, "tie", f"{int(different.sum())} elements of {name}")

@@ -212,11 +212,13 @@ class _WrongNodeSearch:
         try:
             _, judged = judge_probe(self._compiler, probe)
         except Exception as error:  # the compiler's: the graph itself compiles
+            # A part that the backend refuses proves nothing: the next probe is tried.
             self._refused.append(f"{what}: {type(error).__name__}")
             return {}
         worst_of_node: dict[str, JudgedResult] = {}
         for j in judged:
             if j.verdict.status is Status.MISMATCH:
+                # `judged` is in the order of results: a node with several keeps its first wrong one.
                 worst_of_node.setdefault(probe.origin[j.position], j)
         return dict(sorted(worst_of_node.items(), key=lambda item: self._nodes.index(self._named[item[0]])))
 

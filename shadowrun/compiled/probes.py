@@ -285,6 +285,7 @@ def _is_live(n: fx.Node, kept: set[fx.Node]) -> bool:
                 return True
         elif user not in kept:
             return True
+    # A result that is read nowhere is one of the graph, or dead code: a probe keeps it.
     return not n.users
 
 

@@ -6,11 +6,14 @@ type are here, each vendor's own in its row of `backends`.
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shadowrun.platforms.backends import BACKENDS
+from shadowrun.platforms.backends import BACKENDS, backend_of
+from shadowrun.platforms.plugin_file import FILE_GROUP
 from shadowrun.types import Cause
 
 if TYPE_CHECKING:
@@ -57,15 +60,18 @@ _OF_OTHERS: tuple[ErrorPattern, ...] = (
     # Anything else that calls itself not implemented.
     (("NotImplementedError",), r"(?:.*?'NAME')?", _OPERATOR),
 )
-_PATTERNS = tuple(
-    (types, re.compile(pattern.replace("NAME", _KERNEL_NAME), re.DOTALL), cause)
-    for types, pattern, cause in (
-        *_OF_TORCH,
-        *(line for backend in BACKENDS.values() for line in backend.missing_kernel),
-        *_OF_OTHERS,
+
+
+@functools.cache
+def _patterns() -> tuple[tuple[tuple[str, ...], re.Pattern[str], Cause], ...]:
+    """Ordered: the first line whose type and pattern fit decides."""
+    others = [entry.name for entry in importlib.metadata.entry_points(group=FILE_GROUP)]
+    devices = dict.fromkeys([*BACKENDS, *others])
+    lines = (*_OF_TORCH, *(line for name in devices for line in backend_of(name).missing_kernel), *_OF_OTHERS)
+    return tuple(
+        (types, re.compile(text.replace("NAME", _KERNEL_NAME), re.DOTALL), cause) for types, text, cause in lines
     )
-)
-# Ordered: the first line whose type and pattern fit decides.
+
 
 _NO_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")
 
@@ -90,7 +96,7 @@ def classify(error: BaseException) -> Failure:
     names = {t.__name__ for t in type(error).__mro__}
     text = str(error)
     message = f"{type(error).__name__}: {first_sentence(text)}"
-    for types, pattern, cause in _PATTERNS:
+    for types, pattern, cause in _patterns():
         if not names.intersection(types):
             continue
         found = pattern.search(text)

@@ -18,6 +18,7 @@ from shadowrun.intercept.plan import Action
 from shadowrun.intercept.torchapi import with_isolated_warnings
 from shadowrun.operators.cpu_only_ops import EQUIVALENTS
 from shadowrun.operators.vendor_ops import for_reference
+from shadowrun.platforms.streams import async_copies
 from shadowrun.replay.call import CallRun, argument
 from shadowrun.replay.comparator import Comparator, result_on_other_device
 from shadowrun.replay.context import BUDGET, ReplayContext
@@ -42,6 +43,7 @@ from shadowrun.types import Status, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shadowrun.config import Config
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.platforms.device import Platform
     from shadowrun.platforms.streams import AsyncCopies
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
     from shadowrun.replay.cross_device import CrossDevicePath
     from shadowrun.replay.pipeline import Pipeline
 
-__all__ = ["AsyncPath"]
+__all__ = ["AsyncPath", "choose_async"]
 
 _CPU = torch.device("cpu")
 # A replay of `.item()` on the target would force a host sync; AdamW reads two numbers for each parameter.
@@ -400,3 +402,21 @@ class AsyncPath:
 
 def _lies_on_cpu(out: Any) -> bool:
     return any(t.device.type == "cpu" for t in tensors_in((out,)))
+
+
+def choose_async(config: Config, target: Platform, ref: Platform) -> AsyncCopies | str:
+    """Copies by which calls can be compared later, on another thread; or the reason why they cannot.
+
+    The accumulated error and the overhead budget need each result, or its cost, at once. A reference with settings of
+    this process would have the program run under them.
+    """
+    # Each call of a chain takes the results of the call before it.
+    if config.drift:
+        return "drift=True needs each result at once"
+    if config.stop_on:
+        return "stop_on= raises at the call itself"
+    if config.budget is not None:
+        return "budget= needs to know at once what a call took"
+    if ref.device.type != "cpu" or not (ref.has_program_settings or ref.remote is not None):
+        return f"the reference {ref} cannot run while the program runs: its settings belong to the process"
+    return async_copies(target) or f"calls on {target} have ended when they return"

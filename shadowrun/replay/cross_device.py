@@ -81,7 +81,7 @@ class CrossDevicePath:
                 raise
             if drift is not None:
                 # The chain never ran this call: it continues from the answer.
-                drift.reseed(call.plan, answer)
+                drift.reseed(call.plan, answer, answered=True)
             return answer
         self._probe_warnings(call, own, copies)
         try:

@@ -20,8 +20,9 @@ from shadowrun.replay.memory_effects import GUARD_BYTES
 from shadowrun.repro.calls import needs_layout
 from shadowrun.repro.quoting import Code, code, dotted_name, in_docstring, literal
 from shadowrun.store.atomic_write import write_text
-from shadowrun.store.captured_inputs import write_private
-from shadowrun.types import Permissions
+from shadowrun.store.captured_inputs import NOT_KEPT, write_private
+from shadowrun.store.records import REGION
+from shadowrun.types import Cause, Permissions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
 
     import jinja2
 
+    from shadowrun.analysis import Finding
     from shadowrun.repro.checks import Check
     from shadowrun.repro.platform_setup import PlatformSetup
+    from shadowrun.store.sources import SourceRun
 
 __all__ = [
     "EXIT_STATUS",
@@ -42,6 +45,7 @@ __all__ = [
     "run_script",
     "templates",
     "versions_text",
+    "why_no_inputs",
 ]
 
 EXIT_STATUS = "Exit status: 1 while the fault is there, 0 when it is gone, 2 if this machine cannot show it."
@@ -97,6 +101,26 @@ class ReproOptions:
     def seconds(self) -> float:
         """Time limit of the minimisation; 0 where there is to be none."""
         return self.time_limit_s if self.minimise else 0.0
+
+
+def why_no_inputs(finding: Finding, sources: tuple[SourceRun, ...]) -> str:
+    """Why a finding has no captured inputs, and what to do about it."""
+    text = f"No inputs of {finding.op} ({finding.kind}) were captured"
+    # Combining copies rows only: the folders of inputs stay with the single files.
+    if sources:
+        files = ", ".join(repr(sources[number].file) for number in finding.runs[:3])
+        return f"{text} in a combined file: give the data file of one of its runs, {files}."
+    if finding.kind == "mismatch" and finding.cause is Cause.RANDOMNESS:
+        return f"{text}: the operator is random, and one call cannot show a wrong distribution."
+    why = f"{text}: the run was in memory, had capture=False, or the inputs took more than a quarter of capture=. "
+    if finding.op.startswith(REGION):
+        reason = finding.evidence.partition(NOT_KEPT)[2]
+        why = f"{text}: {reason}. " if reason else why
+        return why + (
+            "Record the run again with a larger capture=, run `shadowrun compile --repro DIR` on the program, or call "
+            "report.repro(DIR) of shadowrun.compile_check(model, *inputs)."
+        )
+    return why + "Record the run again with a larger capture=."
 
 
 @dataclass(frozen=True)

@@ -71,10 +71,12 @@ def _register_autocast() -> Library:
         return torch.get_autocast_dtype(device.current_name())
 
     def widest(args: Any) -> torch.dtype:
+        # `cat` and `stack` have a list first, `index_copy` has tensors.
         values = args[0] if isinstance(args[0], (list, tuple)) else [a for a in args if isinstance(a, torch.Tensor)]
         return torch.float32 if any(v.dtype == torch.float32 for v in values) else lower(args)
 
     rules = {**dict.fromkeys(_LOWER, lower), **dict.fromkeys(_WIDEST, widest)}
+    # Asked of torch: the list of another version is not that of 2.13.
     names = [n.removeprefix("aten::") for n in device.all_operators() if device.has_kernel(n, "AutocastCPU")]
     pairs = [
         (f"aten::{n}", _kernel(device.overload(f"aten::{n}"), rules.get(n, lambda _: torch.float32)))

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from shadowrun.cli import compare_options
 from shadowrun.cli import main as cli
-from shadowrun.cli import options
 
 COMMANDS = cli.COMMANDS
 
@@ -73,7 +73,7 @@ def test_own_errors_are_one_line(capsys, tmp_path):
     assert cli.main(["report", str(tmp_path / "none.shadowrun")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("shadowrun: error: There is no data file")
-    assert error.endswith("[docs/messages.md#data-file-missing]\n")
+    assert error.endswith("[shadowrun explain data-file-missing]\n")
     assert error.count("\n") == 1
 
 
@@ -119,7 +119,7 @@ def test_a_number_that_cannot_be_used_is_refused(argv, capsys):
     ("text", "steps"), [("3", [3]), ("0,2,5-7", [0, 2, 5, 6, 7]), ("1-1", [1]), (" 1 , 2 ", [1, 2])]
 )
 def test_step_numbers(text, steps):
-    assert options.step_numbers(text) == steps
+    assert compare_options.step_numbers(text) == steps
 
 
 @pytest.mark.parametrize("text", ["", "x", "1-", "-1", "3-1", "1.5"])

@@ -435,7 +435,7 @@ def test_a_pipe_in_a_folder_does_not_block(name, capsys):
     (folder.path / name).unlink()
     os.mkfifo(folder.path / name)
     assert main(["campaign", "resume", str(folder.path)]) == 2
-    assert "docs/messages.md#campaign-folder" in capsys.readouterr().err
+    assert "shadowrun explain campaign-folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -288,6 +288,8 @@ def classes_of(platforms: Sequence[Platform], output: Output, *, by_value: bool 
             continue
         identities = [samples.identity(value, by_value=by_value) for value in found]
         counts = Counter(identities)
+        # As the published study did: a platform that does not repeat itself is represented by its most frequent
+        # result.
         mode, n_mode = counts.most_common(1)[0]  # the first of several
         if mode not in keys:
             keys.append(mode)
@@ -319,6 +321,7 @@ def values_of(platform: Platform, output: Output) -> Iterator[Value]:
 def _matching(calls: dict[Key, int], patterns: Sequence[str]) -> list[Key]:
     fits: dict[tuple[str, str], bool] = {}
     for key in calls:
+        # Patterns are tried once per module and operator: `fnmatch` is slow, and a step calls the same ones again.
         if (key.module, key.op) not in fits:
             fits[key.module, key.op] = any(_matches(key, pattern) for pattern in patterns)
     return [key for key in calls if fits[key.module, key.op]]

@@ -14,6 +14,7 @@ from shadowrun.studies.determinism.variants import Dimension
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from shadowrun.report.issues import Issues
     from shadowrun.studies.determinism.processes import ProcessRun
     from shadowrun.studies.determinism.variants import ChangedVariant
 
@@ -75,8 +76,13 @@ class Determinism:
         return sum(s.outcome is Outcome.BREAKS for s in self.by_dimension.get(dimension, {}).values())
 
 
-def determinism_document(found: Determinism) -> Document:
-    """The report."""
+def determinism_document(found: Determinism, issues: Issues | None = None) -> Document:
+    """The report.
+
+    Args:
+        found: What was found.
+        issues: The operators that break, for CI services.
+    """
     blocks: list[Block] = [Note(line) for line in _summary(found)]
     blocks += [Note(line, "warn", "warning") for line in _warnings(found)]
     if found.ops:
@@ -94,7 +100,7 @@ def determinism_document(found: Determinism) -> Document:
             (Column("why"), Column("calls", "number")), tuple((why, f"{n:,}") for why, n in left), noun="reasons"
         )
         blocks.append(Section("Not varied", (table,), count=len(left)))
-    return Document(f"determinism of {found.program}", tuple(blocks), _data(found), _records(found))
+    return Document(f"determinism of {found.program}", tuple(blocks), _data(found), _records(found), issues=issues)
 
 
 def _summary(found: Determinism) -> Iterator[str]:

@@ -82,6 +82,7 @@ def family(op: str) -> str:
     name = op.rpartition("::")[2].partition(".")[0]
     if name in _RESHAPES:
         return "reshape"
+    # `_scaled_dot_product_flash_attention_backward` has all words of the forward in its name.
     backward = "backward" in name
     # In this order: `_scaled_dot_product_attention_math` has the "dot" of products in its name too.
     for title, parts in FAMILIES.items():
@@ -143,6 +144,7 @@ class _Labels:
         ]
         steps = [v.recording.calls["step"].astype(np.int64) for v in self.sides]
         phases = self.of_context(lambda _, c: c.phase)
+        # Never matched across these: a call of step 3 is not a late call of step 2, whatever its inputs are.
         self.segment = _joined(_joined(ranks, steps), phases)
         self.module = self.of_context(self._module)
         self.op = self.of_context(lambda _, c: c.op)
@@ -214,6 +216,8 @@ class _Matching:
             self._between_anchors(keys)
         if self._is_left():
             a, b = (np.flatnonzero(free) for free in self._free())
+            # What is left has no place between matched calls: the k-th of one operator in a module is the best that
+            # can be said.
             p, q = kth_of_each(keys[0][a], keys[1][b])
             self._take(a[p], b[q], "order")
         a, b = (np.flatnonzero(free) for free in self._free())

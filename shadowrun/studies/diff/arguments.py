@@ -57,6 +57,7 @@ def argument_codes(recording: Recording) -> npt.NDArray[np.int64]:
     texts = _without_devices(recording)
     parsed = [_Arguments.of(c.op, text) for c, text in zip(recording.contexts, texts, strict=True)]
     contexts = recording.calls["context"]
+    # Python's hash of a text differs from process to process: such codes are compared here and never stored.
     codes = np.array([hash(a.form(None)) for a in parsed], np.int64)[contexts] if parsed else np.zeros(0, np.int64)
     of_shape = np.array([a.depend_on_shape for a in parsed], bool)
     calls = np.flatnonzero(of_shape[contexts]) if parsed else np.zeros(0, np.int64)
@@ -117,8 +118,10 @@ class _Arguments:
         if shape is not None and self.op in _IN_DIMENSION:
             found = _within_dimension(found, shape)
         if self.op in _SYMMETRIC and {"dim0", "dim1"} <= found.keys():
+            # By their texts: one of the two may be a number and the other a name, which have no order.
             found |= zip(("dim0", "dim1"), sorted((found["dim0"], found["dim1"]), key=repr), strict=True)
         left_out = _WITHOUT_VALUES | ({"size"} if self.op in _SIZED_BY_RESULT else frozenset())
+        # As a set: two versions of torch name the arguments of one operator in another order.
         return frozenset((n, v) for n, v in found.items() if n not in left_out and v is not None and v not in _AS_NONE)
 
     def _value(self, name: str, value: Any, n_dimensions: int) -> Hashable:
@@ -176,6 +179,7 @@ def _without_devices(recording: Recording) -> tuple[str, ...]:
 
     def called_the_same(text: re.Match[str]) -> str:
         name, colon, index = text[1].partition(":")
+        # Only a device that the recording itself names: a mode called "cuda" in another argument would be no device.
         return '"device"' if name in devices and (not colon or index.isdecimal()) else text[0]
 
     # Names are looked up, not listed in a pattern, which would try each of them at each quotation mark.

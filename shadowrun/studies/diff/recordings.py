@@ -70,6 +70,7 @@ class RecordingDiff:
 
     def count_rounding(self, rounding: Rounding) -> int:
         """Pairs with this judgement; those beyond `MAX_JUDGED` are unknown."""
+        # They are counted, so that the numbers of a report add up to the calls in which differences arise.
         n_left_out = len(self.flow.origins) - len(self.judgements) if rounding is Rounding.UNKNOWN else 0
         return sum(j.rounding is rounding for j in self.judgements.values()) + n_left_out
 

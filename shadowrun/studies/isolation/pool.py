@@ -120,6 +120,7 @@ class Pool(Generic[T]):
         limits: Limits of a case.
         work: The tasks; may be set before each `run`.
         reset_command: Run after a device was lost, before the next process starts.
+        resets_always: Run it after each process that ended before its task did.
 
     Attributes:
         work: The tasks.
@@ -136,11 +137,14 @@ class Pool(Generic[T]):
         limits: Limits,
         work: Work[T] | None = None,
         reset_command: Sequence[str] = (),
+        *,
+        resets_always: bool = False,
     ) -> None:
         self._entry, self._settings = entry, settings
         self._n_workers = n_workers
         self._limits = limits
         self._reset_command = reset_command
+        self._resets_always = resets_always
         if work is not None:
             self.work = work
         self._workers: list[WorkerProcess] = []
@@ -277,7 +281,6 @@ class Pool(Generic[T]):
             self._failed_start(worker, PlatformError(text, slug="no-worker"))
         elif worker.lost:
             self._replace(worker, WorkerFailure(FailureKind.DEVICE, worker.lost, "", worker.step))
-            self._reset()
         else:
             self._replace(worker, WorkerFailure(FailureKind.CRASH, how, worker.stderr_tail(), worker.step))
 
@@ -320,7 +323,13 @@ class Pool(Generic[T]):
             self._remove(worker)
         self.n_lost += 1
         if task is None:
+            self._reset_after(failure)
             return
         rest = self.work.lost(task, failure)
         if rest is not None:
             self._waiting.appendleft(rest)
+        self._reset_after(failure)
+
+    def _reset_after(self, failure: WorkerFailure) -> None:
+        if self._resets_always or failure.kind is FailureKind.DEVICE:
+            self._reset()

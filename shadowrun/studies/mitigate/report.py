@@ -106,6 +106,7 @@ def _warnings(sweep: Sweep) -> Iterator[str]:
             f"random numbers or inputs differ between the platforms ({names}): seed the program, and load inputs and "
             "parameters from a file, since random numbers depend on the platform even with a seed"
         )
+    # On one machine, platforms are often the same but for a setting: to set it equal makes them one platform.
     if best.mitigations and best.n_settings < len(sweep.platforms):
         yield (
             f"{best.name} replaces settings in which these platforms differ: {best.n_settings} of "

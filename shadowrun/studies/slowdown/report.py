@@ -13,6 +13,7 @@ from shadowrun.studies.slowdown.table import BOUNDS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shadowrun.report.issues import Issues
     from shadowrun.studies.slowdown.measuring import TimedCall
     from shadowrun.studies.slowdown.table import OperatorSlowdown, Slowdown
 
@@ -26,8 +27,14 @@ _LIMITS = Limits(20, 20, 300)
 _REST = "-f csv lists all"
 
 
-def slowdown_document(slowdown: Slowdown, title: str) -> Document:
-    """Report of all timed operators, and of the calls that could not be timed."""
+def slowdown_document(slowdown: Slowdown, title: str, issues: Issues | None = None) -> Document:
+    """Report of all timed operators, and of the calls that could not be timed.
+
+    Args:
+        slowdown: What was measured.
+        title: Target and reference.
+        issues: The slow ones, for CI services.
+    """
     blocks: list[Block] = [Note(line) for line in _summary(slowdown)]
     if slowdown.operators:
         blocks.append(Section("Operators", (*_bars(slowdown), _operators(slowdown)), count=len(slowdown.operators)))
@@ -36,7 +43,9 @@ def slowdown_document(slowdown: Slowdown, title: str) -> Document:
         rows = tuple((m.call.op, clip(m.call.inputs, MAX_INPUTS), why) for m, why in failures)
         table = Table((Column("operator", "name"), Column("inputs"), Column("why")), rows, noun=_REST, limits=_LIMITS)
         blocks.append(Section("Not timed", (table,), count=len(failures)))
-    return Document(f"slowdown of {title}", tuple(blocks), _data(slowdown, title), _records(slowdown, failures))
+    return Document(
+        f"slowdown of {title}", tuple(blocks), _data(slowdown, title), _records(slowdown, failures), issues=issues
+    )
 
 
 def _summary(slowdown: Slowdown) -> Iterator[str]:

@@ -60,6 +60,7 @@ def batch_arguments(
         return (), 0
     n = args[places[-1]].shape[0] if args[places[-1]].dim() else 0
     if name in _MAY_BROADCAST and (args[0].dim() < _MAY_BROADCAST[name] or args[0].shape[0] != n):
+        # A bias of (out,) is the same for all items: it is given to each as it is.
         places = places[1:]
     x = args[places[0]]
     if any(args[p].dim() < 1 or args[p].shape[0] != n for p in places) or x.dim() < _MIN_DIMS.get(name, 1):

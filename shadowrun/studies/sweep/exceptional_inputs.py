@@ -88,6 +88,7 @@ def bounded(dtype: torch.dtype, *, infinite: bool, large: bool) -> torch.Tensor:
 def ordinary(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Numbers between -2 and 2, none of them zero; the same for the same shape."""
     n = math.prod(shape)
+    # Never 0: 1.7 n is no multiple of pi. A formula, so that no generator is moved.
     values = torch.sin(torch.arange(1, n + 1, dtype=torch.float64) * 1.7) * 2.0
     return values.to(dtype).reshape(shape)
 
@@ -293,6 +294,7 @@ def _reduction_inputs(values: torch.Tensor, samples: list[Sample]) -> Iterator[S
             rows[k * len(_POSITIONS) + j, place] = value
     # Tuples and lists are dims of the sample's own shape, which the rows do not have.
     args = next((s.args for s in samples if all(not isinstance(a, (torch.Tensor, tuple, list)) for a in s.args)), ())
+    # Reduced along contiguous memory, and below along a stride: kernels have an algorithm for each.
     yield Sample(rows, args, {"dim": -1})
     yield Sample(rows.t().contiguous(), args, {"dim": 0})
     # One more than the number of positions: each row has another value at another position.
