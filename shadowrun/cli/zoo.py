@@ -137,8 +137,12 @@ def _collected(
     if source in ("modules", "operators", "optimizers"):
         from shadowrun.studies.zoo.sources import modules, operators, optimizers
 
-        collect = {m.SOURCE: m.collect for m in (modules, operators, optimizers)}[source]
-        return collect(wanted, update)
+        of_torch: dict[str, Callable[..., Collected]] = {
+            "modules": modules.collect,
+            "operators": operators.collect,
+            "optimizers": optimizers.collect,
+        }
+        return of_torch[source](wanted, update)
     if source == "transformers":
         from shadowrun.studies.zoo.sources import architectures
 

@@ -93,16 +93,17 @@ def filled_memory() -> Iterator[None]:
     Torch fills it where algorithms have to be deterministic.
     """
     was = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory
+    memory: Any = torch.utils.deterministic
+    filled = memory.fill_uninitialized_memory
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an operator that is not deterministic still runs
             torch.use_deterministic_algorithms(True, warn_only=True)
-            torch.utils.deterministic.fill_uninitialized_memory = True
+            memory.fill_uninitialized_memory = True
             yield
     finally:
         torch.use_deterministic_algorithms(was[0], warn_only=was[1])
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        memory.fill_uninitialized_memory = filled
 
 
 class Float64Mode(DispatchMode):  # type: ignore[no-untyped-call]
