@@ -173,6 +173,11 @@ def _judge_by_reference(
         return []
     truths = runs.truth()
     spreads = {k: _RoundingSpread(expected[k], None if truths is None else truths[k]) for k in which}
+    # Before the bounds are known: what lies in such memory may be far from anything, and would widen them.
+    filled = runs.filled()
+    if filled is not None:
+        for k in which:
+            spreads[k].leave_open(filled[k])
     judged: list[JudgedResult] = []
     n_perturbed_runs = 0
     # Each run executes the whole graph again, so a result that four runs explain gets no more.
@@ -187,13 +192,8 @@ def _judge_by_reference(
         n_perturbed_runs = wanted
         judged = [_judge_result(k, names[k], actual[k], expected[k], spreads[k]) for k in which]
         if all(j.verdict.status is Status.MATCH for j in judged):
-            return judged
-    filled = runs.filled()
-    if filled is None:
-        return judged
-    for k in which:
-        spreads[k].leave_open(filled[k])
-    return [_judge_result(k, names[k], actual[k], expected[k], spreads[k]) for k in which]
+            break
+    return judged
 
 
 def allowed_differences(
