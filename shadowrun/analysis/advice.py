@@ -91,6 +91,8 @@ _BY_REGION_KIND = {
 
 
 _NOTHING_HERE = "Nothing at this call."
+# Two texts for one cause: the author of a model can only avoid a call, the author of the kernel can repair it.
+# Cause to what the author of the model can do, and the author of the kernel.
 _FOR_AUTHORS: dict[Cause, tuple[str, str]] = {
     Cause.MISSING_OPERATOR: (
         "Use another operator here, or a decomposition into operators that the target has.",
@@ -162,7 +164,6 @@ _FOR_AUTHORS: dict[Cause, tuple[str, str]] = {
         "Profile {op} with the inputs of its fastest call.",
     ),
 }
-"""Cause to what the author of the model can do, and the author of the kernel."""
 
 
 def for_authors(cause: Cause | None, *, op: str, kernel: str = "") -> tuple[str, str] | None:
@@ -173,6 +174,7 @@ def for_authors(cause: Cause | None, *, op: str, kernel: str = "") -> tuple[str,
     advice = None if cause is None or op.startswith(REGION) else _FOR_AUTHORS.get(cause)
     if advice is None:
         return None
+    # Only an unsupported call or a fallback names its kernel; for the others the operator stands for it.
     names = {"op": op, "kernel": kernel or op}
     return advice[0].format(**names), advice[1].format(**names)
 

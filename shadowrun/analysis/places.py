@@ -54,6 +54,8 @@ def find_places(
         if finding.kind == "slow":
             slow[finding.op] = finding.number
         else:
+            # As `finding_key` does: the finding shows the figures of its worst call, which are not those of all its
+            # calls.
             explanation = without_numbers(finding.explanation)
             by_key[finding.kind, finding.op, finding.cause, explanation, finding.known] = finding.number
     found: dict[int, list[Place]] = defaultdict(list)

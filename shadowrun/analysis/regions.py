@@ -93,6 +93,7 @@ def summarise_regions(table: CallGroups, data: DataFile) -> Regions:
             grouped[row.context.op, row.context.phase].append(row)
     kept = {(context, outcome) for context, outcome, _ in captured_calls(data).values()}
     rows = [_region(*key, rows, known.get(key[0], ("", -1, "")), data, kept) for key, rows in grouped.items()]
+    # A forward and a backward graph have one name: the phase keeps them in the order in which they ran.
     rows.sort(key=lambda r: (_WORST_FIRST.index(r.status), _natural(r.name), _PHASES[r.phase]))
     skipped = tuple(s for s in table.skipped if s.op.startswith(REGION))
     return Regions(tuple(rows), skipped, _line(rows, skipped))
@@ -122,6 +123,7 @@ def _region(
     having = [row for row in rows if row.outcome.status is status] or rows
     worst = max(having, key=lambda r: r.group.severity)
     # A match with an explanation (more accurate than eager) is more informative than the one that differs most.
+    # The last resort is `worst`: most regions match without any explanation.
     explained = next((r for r in rows if r.outcome.status is status and r.outcome.explanation), worst)
     shown = worst if status is not Status.MATCH else explained
     farthest = max(rows, key=lambda r: r.group.severity)

@@ -148,6 +148,7 @@ def _around(
 ) -> Iterator[SourceLine]:
     wanted: set[int] = set()
     for number in sorted(findings):
+        # A number beyond the end is of a file that was shortened since: no line is better than a wrong one.
         if number <= len(code) and len(wanted) < MAX_LINES:
             wanted.update(range(max(1, number - CONTEXT), min(len(code), number + CONTEXT) + 1))
     for number in sorted(wanted):
@@ -158,10 +159,12 @@ def _around(
 def _read(path: str, everywhere: bool) -> tuple[str | None, float, str]:
     """Text of a file, when it was written, and why there is no text."""
     try:
-        file = _located(path)
-        if not (everywhere or _may_read(file)):
+        file = _located(path) if everywhere or _leads_below(path) else None
+        if file is None or not (everywhere or _may_read(file)):
             return None, 0.0, "it is no Python file below the working directory"
         # Not blocking: the name may be that of a pipe.
+        # Opened first and looked at by its descriptor: between a check of the path and the opening, the file could be
+        # another.
         with os.fdopen(os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as opened:
             found = os.fstat(opened.fileno())
             if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_BYTES:
@@ -180,6 +183,15 @@ def _located(path: str) -> Path:
     return Path(path).resolve(strict=True)
 
 
+def _leads_below(path: str) -> bool:
+    """Whether a name leads to a file of ours or of the working directory, by its text: another machine is not asked."""
+    # A network drive would be mounted, or a password sent to it, by the question whether a file is there.
+    if path.startswith(f"{_OWN.name}/") and Path(os.path.normpath(_OWN.parent / path)).is_relative_to(_OWN):
+        return True
+    full = Path(os.path.normpath(Path.cwd() / path))
+    return any(full.is_relative_to(folder) for folder in (Path.cwd(), os.environ.get("PWD") or Path.cwd()))
+
+
 def _may_read(file: Path) -> bool:
     """Whether a file that a data file names may be shown, as one of this program's."""
     if file.suffix != ".py":
@@ -187,6 +199,7 @@ def _may_read(file: Path) -> bool:
     if file.is_relative_to(_OWN):
         return True
     folder = Path.cwd()
+    # Not below `.venv` or `.git`: what lies there is not the user's program, and may be secret.
     return file.is_relative_to(folder) and not any(p.startswith(".") for p in file.relative_to(folder).parts)
 
 
@@ -203,4 +216,5 @@ def _seconds(started: str) -> float:
     try:
         return datetime.fromisoformat(started).timestamp()
     except ValueError:
+        # A time that cannot be read calls no file changed.
         return float("inf")

@@ -206,4 +206,5 @@ def _summary(op: str, rows: list[Row], n_skipped: int, medians: tuple[float, flo
 
 def _median(median: float, total: float, n: int) -> float:
     """The median, or the mean if no call was recorded one by one."""
+    # Calls that are only counted have sums of times, and no time of their own.
     return median if median >= 0 or n == 0 else total / n

@@ -102,7 +102,6 @@ def _is(text: str, number: int, cause: RootCause) -> bool:
 
 
 def _add_platforms(parser: argparse.ArgumentParser) -> None:
-    options.add_import_argument(parser)
     parser.add_argument(
         "--target", action="append", default=[], metavar="T", help="name a target that its settings alone may not start"
     )

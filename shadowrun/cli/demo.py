@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--directory", default=".", metavar="DIR", help="folder of the data file and the page (default: this one)"
     )
-    options.add_output_arguments(parser, findings=True)
+    options.add_output_arguments(parser, findings=True, digest=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     data = folder / "shadowrun-demo.shadowrun"
     comparison = shadowrun.compare("sim", ref="cpu", file=data)
     _train(comparison, images.to("sim"), labels.to("sim"))
-    options.print_report(run_document(comparison), args, always=True)
+    options.print_report(run_document(comparison), args, always=True, more=f"{shell_command('report', data)} -v")
     page = folder / "shadowrun-demo.html"
     comparison.write(page)
     print(f"\nData file: {data}   ({shell_command('report', data)})\nReport:    {page}", file=sys.stderr)

@@ -99,13 +99,12 @@ def _diff(args: argparse.Namespace, paths: tuple[Path, Path]) -> tuple[Document,
 
 def _diff_runs(args: argparse.Namespace, paths: tuple[Path, Path]) -> tuple[Document, list[str]]:
     import shadowrun
-    from shadowrun.studies.diff.findings_report import changes_document, failures
-    from shadowrun.studies.diff.issues import change_issues
+    from shadowrun.studies.diff.findings_report import change_issues, changes_document, failures
 
     kinds = _kinds(args.fail_on, _OF_RUNS, "data files")
     if args.map:
         raise UsageError("--map is for recordings, not for data files.", slug="bad-option")
-    before, after = (shadowrun.load(path, known=options.known_ledger(args)) for path in paths)
+    before, after = (shadowrun.load(path, **options.known_options(args)) for path in paths)
     changes = after.changes_since(before)
     issues = change_issues(changes, after.info.target, kinds, paths[1].name)
     document = changes_document(changes, (before.info, after.info), _labels(paths), args.limit, issues)
@@ -114,10 +113,9 @@ def _diff_runs(args: argparse.Namespace, paths: tuple[Path, Path]) -> tuple[Docu
 
 def _diff_recordings(args: argparse.Namespace, paths: tuple[Path, Path]) -> tuple[Document, list[str]]:
     from shadowrun.recording.recording_file import read
-    from shadowrun.studies.diff.issues import recording_issues
     from shadowrun.studies.diff.names import read_names
     from shadowrun.studies.diff.recordings import diff_recordings
-    from shadowrun.studies.diff.report import recordings_document
+    from shadowrun.studies.diff.report import recording_issues, recordings_document
     from shadowrun.studies.replay.commands import replay_commands
 
     kinds = _kinds(args.fail_on, _OF_RECORDINGS, "recordings")

@@ -1,8 +1,9 @@
-"""Explain the facts that shadowrun has on an operator, or the verdict on a recorded call.
+"""Explain an error message, the facts that shadowrun has on an operator, or the verdict on a recorded call.
 
 For an operator: its bounds with their sources, results that its definition leaves open, and how its calls are treated.
 For a call: the rung of the ladder that decided, with its figures. If the inputs of the call were kept, the call runs on
-both platforms and is judged again, and each step of the judge is listed. docs/verdicts.md describes the rungs.
+both platforms and is judged again, and each step of the judge is listed; `shadowrun explain verdicts` describes the
+rungs. An error message ends in the command that prints its entry. Other names are pages of the documentation.
 
 Examples:
   shadowrun explain aten::mm                    the facts on a matrix product
@@ -11,6 +12,9 @@ Examples:
   shadowrun explain npu.shadowrun 578           of another run
   shadowrun explain npu.shadowrun --finding 3   the call that shows a finding
   shadowrun explain 578 -f json                 the steps for a program
+  shadowrun explain unknown-device              an error message: its cause, and what to do
+  shadowrun explain howto/drift                 a page of the documentation
+  shadowrun explain --list                      the names of all messages and pages
   shadowrun explain --page                      the page of all operators in the documentation
 
 Exit status:
@@ -22,7 +26,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from shadowrun.cli import options
+from shadowrun.cli import documentation, options
 from shadowrun.errors import UsageError
 from shadowrun.report.sanitize import sanitize
 
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from shadowrun.cli.documentation import Text
     from shadowrun.judge.ladder import Step
     from shadowrun.report.document import Block, Document, Section
     from shadowrun.repro.call_replayer import Explanation
@@ -42,19 +47,20 @@ FORMAT = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """An operator, or a run and a call."""
+    """An operator, a message or page, or a run and a call."""
     parser.add_argument(
         "what",
         nargs="*",
-        metavar="OPERATOR | [DATA] CALL",
-        help=f"an operator; or a data file (default: {options.DATA_FILE}) and the number of a call in its report",
+        metavar="NAME | [DATA] CALL",
+        help="an operator, a message or a page of the documentation; or a data file "
+        f"(default: {options.DATA_FILE}) and the number of a call in its report",
     )
     parser.add_argument("--finding", metavar="N", type=int, help="number of a finding in the report, instead of a call")
+    parser.add_argument("--list", action="store_true", help="list all messages and pages of the documentation")
     parser.add_argument("--page", action="store_true", help="write the page of all operators, in Markdown")
     parser.add_argument("--target", metavar="T", help="the run's target, if the file alone may not start it")
     parser.add_argument("--ref", metavar="R", help="the run's reference, if the file alone may not start it")
     options.add_output_arguments(parser)
-    options.add_import_argument(parser)
     options.add_known_arguments(parser)
 
 
@@ -72,17 +78,41 @@ def run(args: argparse.Namespace) -> int:
 
 def _document(args: argparse.Namespace) -> Document:
     words = list(args.what)
+    if args.list:
+        return _of_documentation()
     if len(words) == 1 and args.finding is None and not words[0].isdecimal():
-        return _of_operator(words[0])
+        text = documentation.find(words[0])
+        return _of_operator(words[0]) if text is None else _of_text(text)
     n_calls = int(args.finding is None)  # words that name a call; one more may name the data file
     if not n_calls <= len(words) <= n_calls + 1:
         raise UsageError(
-            "Name an operator or a call: `shadowrun explain aten::mm`, `shadowrun explain DATA 578`, or "
-            "`shadowrun explain DATA --finding 3`.",
+            "Name an operator, a message or a call: `shadowrun explain aten::mm`, `shadowrun explain unknown-device`, "
+            "`shadowrun explain DATA 578`, or `shadowrun explain DATA --finding 3`.",
             slug="bad-option",
         )
     args.data = words[0] if len(words) > n_calls else options.DATA_FILE
     return _of_call(args, words[-1] if n_calls else "")
+
+
+# -- the documentation -------------------------------------------------------------------------------
+
+
+def _of_text(text: Text) -> Document:
+    from shadowrun.report.document import Document, Prose, Records
+
+    data = {"format": FORMAT, "name": text.name, "text": text.body}
+    blocks = (Prose(tuple(text.body.splitlines())),)
+    return Document(text.name, blocks, data, Records(("name", "text"), ((text.name, text.body),)))
+
+
+def _of_documentation() -> Document:
+    from shadowrun.report.document import Document, Listing, Records, Section
+
+    messages, pages = documentation.names()
+    sections = [Section(title, (Listing(tuple(names)),)) for title, names in (("Messages", messages), ("Pages", pages))]
+    rows = tuple((kind, name) for kind, names in (("message", messages), ("page", pages)) for name in names)
+    data = {"format": FORMAT, "messages": messages, "pages": pages}
+    return Document("documentation", tuple(sections), data, Records(("kind", "name"), rows))
 
 
 # -- an operator -------------------------------------------------------------------------------------
@@ -151,7 +181,7 @@ def _of_call(args: argparse.Namespace, number: str) -> Document:
     import shadowrun
     from shadowrun.cli.repro import named_platforms
 
-    recorded = shadowrun.load(args.data, known=options.known_ledger(args))
+    recorded = shadowrun.load(args.data, **options.known_options(args))
     call = _number(number) if number else _call_of_finding(recorded, args.finding)
     allow = named_platforms(args, recorded.info.target, recorded.info.ref)
     return _call_document(recorded.explain(call, allow=allow))

@@ -5,21 +5,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime as dt
-import os
+import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from shadowrun.cli.output_options import add_output_arguments, check_outputs, print_report, wants_pictures
 from shadowrun.errors import UsageError
 from shadowrun.platforms import parse
-from shadowrun.report import FORMATS, ISSUE_FORMATS, STDOUT, output_of
+from shadowrun.report import FORMATS
 from shadowrun.settings import DATA_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from shadowrun.analysis import Baseline
-    from shadowrun.report.document import Document
+    from shadowrun.analysis import Baseline, KnownIssues
 
 __all__ = [
     "DATA_FILE",
@@ -42,11 +42,15 @@ __all__ = [
     "is_simulated",
     "kept_folder",
     "kinds_among",
+    "known_issues_on",
     "known_ledger",
+    "known_options",
     "positive",
     "print_report",
     "refuse_links",
     "require_program",
+    "reset_command",
+    "wants_pictures",
     "words",
 ]
 
@@ -134,6 +138,11 @@ def add_known_arguments(parser: argparse._ActionsContainer) -> None:
         "or above)",
     )
     either.add_argument("--no-known", action="store_true", help="read no ledger: known issues fail the run too")
+    parser.add_argument(
+        "--no-vendor-known",
+        action="store_true",
+        help="leave out the known issues that the package of the target's device ships",
+    )
 
 
 def add_baseline_argument(parser: argparse._ActionsContainer) -> None:
@@ -149,83 +158,27 @@ def baseline(args: argparse.Namespace) -> Baseline | None:
     """The findings of ``--baseline``; read at once, since the run may replace the file."""
     import shadowrun
 
-    return None if args.baseline is None else shadowrun.load(args.baseline, known=known_ledger(args)).as_baseline()
+    return None if args.baseline is None else shadowrun.load(args.baseline, **known_options(args)).as_baseline()
 
 
 def known_ledger(args: argparse.Namespace) -> str | bool | None:
-    """The options of `add_known_arguments`, as `shadowrun.load` takes them."""
+    """The ledger of `add_known_arguments`, as `shadowrun.load` takes it."""
     return False if args.no_known else args.known
 
 
-def add_output_arguments(parser: argparse._ActionsContainer, *, findings: bool = False) -> None:
-    """Files and format of the report; the same options for every command that prints one.
+def known_issues_on(target: str, args: argparse.Namespace) -> KnownIssues:
+    """The ledger of `add_known_arguments`, and what the package of the target's device ships."""
+    from shadowrun.analysis import KnownIssues
+    from shadowrun.platforms.plugin_file import known_issues
+    from shadowrun.settings import read_settings
 
-    Args:
-        parser: Gets the options.
-        findings: Whether the report has findings, which CI services take in formats of their own.
-    """
-    formats = (*FORMATS, *ISSUE_FORMATS) if findings else FORMATS
-    services = f"; for CI services: {', '.join(ISSUE_FORMATS)}" if findings else ""
-    parser.add_argument(
-        "-o",
-        "--output",
-        action="append",
-        type=_output_among(formats),
-        default=[],
-        metavar="FILE",
-        help="write the report to FILE, in the format of its extension, or to FORMAT:FILE (FORMAT:- is standard "
-        f"output): {', '.join(FORMATS)}{services} (may be repeated)",
-    )
-    parser.add_argument(
-        "-f",
-        "--format",
-        choices=formats,
-        metavar="FORMAT",
-        help="format on standard output, one of these (default: text, coloured in a terminal)",
-    )
+    shipped = () if args.no_known or args.no_vendor_known else known_issues(target)
+    return KnownIssues((*read_settings(known_ledger(args)).known, *shipped), target)
 
 
-def _output_among(formats: Collection[str]) -> Callable[[str], str]:
-    """Reader of ``-o``: refuses the formats of findings where a report has none."""
-
-    def read(text: str) -> str:
-        with contextlib.suppress(UsageError):  # `check_outputs` raises it, with its entry in the documentation
-            if (name := output_of(text).format) not in formats:
-                raise argparse.ArgumentTypeError(
-                    f"{text!r}: {name} is a format of findings, and this report has none; use {', '.join(formats)}"
-                )
-        return text
-
-    return read
-
-
-def print_report(document: Document, args: argparse.Namespace, *, always: bool = False) -> None:
-    """Write a document as the options of `add_output_arguments` say.
-
-    Args:
-        document: The report.
-        args: The parsed options.
-        always: Print to standard output even if files are named, for commands that run something.
-
-    Raises:
-        UsageError: A file has an unknown extension or cannot be written.
-    """
-    from shadowrun import report
-    from shadowrun.report.document import render
-
-    # Again: since the start, a run of hours may have passed, and a folder may be gone.
-    check_outputs(args.output)
-    printed = [args.format or "terminal"] if args.format or always or not args.output else []
-    # Files first: the reader of standard output may close it, as `head` does.
-    for output in map(output_of, args.output):
-        if output.path == report.STDOUT:
-            printed.append(output.format)
-        elif output.appends:
-            report.append_to_summary(render(document, output.format), Path(output.path))
-        else:
-            report.save(render(document, output.format), Path(output.path))
-    for name in printed:
-        report.show(render(document, name))
+def known_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of `add_known_arguments`, as keyword arguments of `shadowrun.load`."""
+    return {"known": known_ledger(args), "vendor_known": not args.no_vendor_known}
 
 
 def add_simulation_arguments(parser: argparse.ArgumentParser, preset: str | None = None) -> None:
@@ -243,6 +196,14 @@ def add_simulation_arguments(parser: argparse.ArgumentParser, preset: str | None
         metavar="P",
         help=f"simulate the target with a named set of flaws (default: {preset or 'clean, if --flaws is given'})",
     )
+
+
+def reset_command(targets: Iterable[str]) -> tuple[str, ...]:
+    """The command by which the package of a device brings it back; empty if none has one."""
+    from shadowrun.platforms.backends import backend_of
+
+    modules = filter(None, (backend_of(parse(target).device_type).reset for target in targets))
+    return next(((sys.executable, "-m", module) for module in modules), ())
 
 
 def enable_simulation(target: str, flaws: list[str], preset: str | None, *, named: bool = True) -> None:
@@ -302,26 +263,6 @@ def refuse_links(*folders: Path) -> None:
                 f"{str(folder)!r} is a link, which is not followed: remove it, or choose another folder with -o.",
                 slug="bad-option",
             )
-
-
-def check_outputs(outputs: list[str]) -> None:
-    """Refuse reports that cannot be written, before the run starts.
-
-    Raises:
-        UsageError: Unknown extension, a missing folder, or the same file twice.
-    """
-    paths = [output_of(output).path for output in outputs]  # raises for an unknown extension
-    for path in (Path(path) for path in paths if path != STDOUT):
-        if path.is_dir() or not os.access(path.parent, os.W_OK):
-            raise UsageError(
-                f"The report {str(path)!r} cannot be written: its folder must exist and be writable.",
-                slug="unwritable-report",
-            )
-    files = [path for path in paths if path != STDOUT]
-    if len(set(files)) < len(files):
-        raise UsageError(
-            "Two -o options name the same file: give each report a file of its own.", slug="unwritable-report"
-        )
 
 
 def words(text: str) -> list[str]:

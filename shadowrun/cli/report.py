@@ -2,6 +2,7 @@
 
 Examples:
   shadowrun report
+  shadowrun report -v                            at a terminal, with the details of each finding
   shadowrun report nightly.shadowrun -o nightly.html -o nightly.json
   shadowrun report --salvage damaged.shadowrun   the readable part of a damaged file
   shadowrun report --no-known                    known issues count as findings
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     options.add_known_arguments(parser)
     options.add_baseline_argument(parser)
-    options.add_output_arguments(parser, findings=True)
+    options.add_output_arguments(parser, findings=True, digest=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
     from shadowrun.report.run_report import run_document
 
     # `run_document`, not `Run.write`: -o may be given several times, and the file is read once.
-    recorded = shadowrun.load(args.data, known=options.known_ledger(args), salvage=args.salvage)
+    recorded = shadowrun.load(args.data, **options.known_options(args), salvage=args.salvage)
     recorded.baseline = options.baseline(args)
-    options.print_report(run_document(recorded), args)
+    document = run_document(recorded, pictures=options.wants_pictures(args))
+    options.print_report(document, args, more="-v: details of each finding; --all: all rows")
     return 0

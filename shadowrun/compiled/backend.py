@@ -220,6 +220,7 @@ class CheckedBackend:
         set_rng_state(before)
         actual = self._compiled(region, inputs)
         if actual is None:
+            # The first call that fails: later ones have inputs that the program might never have reached.
             region.failing = region.failing or snapshot
         else:
             self._judge(region, snapshot, random_results, names, actual, expected)

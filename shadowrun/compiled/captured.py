@@ -80,6 +80,7 @@ class CapturedRegion:
         # Meta tensors compute no values: nothing would be compared.
         if any(d is not None and d.type == "meta" for d in devices):
             raise ValueError("devices")
+        # fx would run a graph with too few inputs, and take defaults that the text has not.
         if not len(args) == len(devices) == sum(n.op == "placeholder" for n in module.graph.nodes):
             raise ValueError("inputs")
         inputs = tuple(_moved_to(v, d) for v, d in zip(args, devices, strict=True))
@@ -145,6 +146,7 @@ def constants_as_inputs(module: fx.GraphModule) -> tuple[fx.GraphModule, list[An
     module = copy_graph(module)
     _one_tuple(module)
     constants = []
+    # A list: erasing a node while the graph is walked would skip the next one.
     for node in [n for n in module.graph.nodes if n.op == "get_attr"]:
         value: Any = module
         for name in str(node.target).split("."):
@@ -198,6 +200,7 @@ def _random_as_inputs(graph: Graph, snapshot: Snapshot) -> tuple[fx.GraphModule,
         if n in wanted and isinstance(run.values[n], torch.Tensor) and n.users:
             n.replace_all_uses_with(_new_input(module.graph, f"drawn_{n.name.lstrip('_')}"))
             random_numbers.append(run.values[n])
+        # From the end: a node has no users once those behind it are gone. Placeholders stay, or inputs would shift.
         if (n in wanted or n in sources) and not n.users and n.op != "placeholder":
             sources |= set(n.all_input_nodes)
             module.graph.erase_node(n)

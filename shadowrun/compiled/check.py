@@ -34,6 +34,7 @@ _NO_SINGLE_GRAPH = (
     "No graph of plain operators deviates by itself: look at what the backend does to Dynamo's own graphs, or to "
     "forward and backward together."
 )
+# Code of Inductor's cache would be loaded, and a fault in compiling would not happen in this process.
 _NO_CACHE = {"fx_graph_cache": False}
 _EAGER_RANDOM_NUMBERS = {"fallback_random": True}
 Progress = Callable[[str, int, int], None]
@@ -146,6 +147,7 @@ class _Check:
         notes = []
         right = whole.verdict.status is Status.MATCH and not whole.error
         with steps("each graph"), torchcompile.fresh_dynamo():
+            # Even if it was not asked for: of a wrong program, the graphs are the next question.
             error = self._regions(checked) if regions or not right else ""
             # Where the program as a whole failed too, its report has the error already.
             if error and not whole.error:

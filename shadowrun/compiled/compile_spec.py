@@ -111,6 +111,7 @@ class CompileSpec:
 
     def text(self) -> str:
         """As text, to be read again by `from_text`."""
+        # Without `compiler`, which is of this process.
         names = ("name", "module", "is_function", "importable", "mode", "options", "dynamic", "left_out")
         return json.dumps({name: getattr(self, name) for name in names})
 

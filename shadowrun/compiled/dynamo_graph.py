@@ -56,6 +56,7 @@ class DynamoGraphRun(Program):
         self._module, self._forward = module, module.forward
         self._names = tuple(n.name for n in module.graph.nodes if n.op == "placeholder")
         plain = [a.detach() if isinstance(a, torch.Tensor) else a for a in args]
+        # All inputs count as written: a backend's code may write to any of them, whatever the graph says.
         self.snapshot = Snapshot.take(plain, [k for k, a in enumerate(plain) if isinstance(a, torch.Tensor)])
         self.is_random = self.has_ties = False
         self.has_sizes = any(type(a) is int for a in plain)
@@ -169,6 +170,7 @@ class DynamoGraphRun(Program):
         def call(*leaves: Any) -> list[Any]:
             given = [t.clone() if k in self._results else t for k, t in enumerate(leaves)]
             out = code(*given)
+            # The written inputs are results too: what a graph does in place shows in no return.
             return [*(out if isinstance(out, (list, tuple)) else (out,)), *(given[k] for k in sorted(self._results))]
 
         return call
@@ -195,6 +197,8 @@ class _RandomNodeRecorder(ValueRecorder):
 
 def _dropped(numbers: torch.Tensor, x: torch.Tensor, p: float = 0.5, *_args: Any, **_kwargs: Any) -> torch.Tensor:
     """Dropout by numbers between 0 and 1, as torch's decomposition of it uses them."""
+    # `>` and not `>=`, and a product with the reciprocal: in both the last bit would differ from torch's
+    # decomposition.
     return x * (numbers > p) * (1 / (1 - p))
 
 
@@ -207,11 +211,11 @@ def _given_numbers(numbers: torch.Tensor, *_args: Any, dtype: torch.dtype, **_kw
 
 
 _DROPOUT: Final = (torch.nn.functional.dropout, torch.dropout)
+# Random functions, and what does the same with given random numbers.
 _WITH_NUMBERS: Final[dict[Any, Any]] = {
     **dict.fromkeys(_DROPOUT, _dropped),
     **dict.fromkeys((torch.rand, torch.rand_like, torch.randn, torch.randn_like), _given_numbers),
 }
-"""Random functions, and what does the same with given random numbers."""
 
 
 class _Leaves(Copy):

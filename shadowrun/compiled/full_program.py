@@ -227,6 +227,7 @@ def _measure_speed_and_memory(whole: FullProgram, eager: Copy, copied: Copy, com
     """Eager and compiled in turn: what else the machine does slows both, and the median ratio is that of neither."""
     pairs: list[tuple[float, float]] = []
     spent = 0.0
+    # At least five pairs, and more while they are short: the median of a fast program needs many.
     while len(pairs) < _PAIRS[1] and (len(pairs) < _PAIRS[0] or spent < _ENOUGH_S):
         pair = eager.seconds(eager.function), copied.seconds(compiled)
         pairs.append(pair)
@@ -246,6 +247,7 @@ def _peak_of_run(copy: Copy, function: Any) -> int:
     """Peak bytes of a run."""
     if not cuda_is_used():
         return peak_on_cpu(lambda: copy.seconds(function))
+    # Kernels of before may still allocate.
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     copy.seconds(function)

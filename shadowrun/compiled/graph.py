@@ -205,6 +205,8 @@ def _written(graph: fx.Graph) -> tuple[int, ...]:
         if not isinstance(node.target, torch._ops.OpOverload):
             continue
         for argument, value in zip(schema_of(node.target).arguments, node.args, strict=False):
+            # Graphs of AOTAutograd are functional but for the writes at their end, which go to inputs by positional
+            # arguments.
             if argument.alias_info is not None and argument.alias_info.is_write and value in inputs:
                 positions.add(inputs.index(value))
     return tuple(sorted(positions))

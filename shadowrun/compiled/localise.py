@@ -212,11 +212,13 @@ class _WrongNodeSearch:
         try:
             _, judged = judge_probe(self._compiler, probe)
         except Exception as error:  # the compiler's: the graph itself compiles
+            # A part that the backend refuses proves nothing: the next probe is tried.
             self._refused.append(f"{what}: {type(error).__name__}")
             return {}
         worst_of_node: dict[str, JudgedResult] = {}
         for j in judged:
             if j.verdict.status is Status.MISMATCH:
+                # `judged` is in the order of results: a node with several keeps its first wrong one.
                 worst_of_node.setdefault(probe.origin[j.position], j)
         return dict(sorted(worst_of_node.items(), key=lambda item: self._nodes.index(self._named[item[0]])))
 
@@ -305,8 +307,8 @@ class _FailureSearch:
 
 
 _DECOMPOSED: Final = "aot_eager_decomp_partition"
+# Dynamo's graphs only; and autograd traced ahead; and decompositions with Inductor's partition.
 _RUNGS: Final = ("eager", "aot_eager", _DECOMPOSED)
-"""Dynamo's graphs only; and autograd traced ahead; and decompositions with Inductor's partition."""
 _OFF: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("without fusion", {"max_fusion_size": 1, "epilogue_fusion": False}),
     # Fused kernels keep 16-bit intermediate values in float32; this option rounds them where eager does.

@@ -63,6 +63,7 @@ class Program:
             generator: With each number perturbed by about one unit in the last place.
         """
         memo: dict[int, Any] = {}
+        # First, with one memo for all: a tensor that model and inputs share is one tensor in the copy too.
         function = _own(self._function, memo)
         args, kwargs = _copied((self._args, self._kwargs), memo)
         for _, t in _state(self._function, (*self._args, *self._kwargs.values())):
@@ -125,6 +126,7 @@ class Copy:
             results = dict(_tensors("output", out))
             if self._train:
                 results |= self._gradients(results, wanted)
+        # After the gradients: the state is what the program leaves behind, such as buffers of batch norm.
         for name, t in self._state():
             results[name] = t
             if t.grad is not None and t.is_leaf:
@@ -242,6 +244,7 @@ def _holders(function: Any) -> Iterator[Any]:
         yield function.__self__
     elif isinstance(function, types.FunctionType):
         cells = [c.cell_contents for c in function.__closure__ or ()]
+        # A function at the top of a script uses its model as a global.
         names = [function.__globals__.get(n) for n in function.__code__.co_names]
         for value in (*cells, *names):
             if isinstance(value, _STATE):

@@ -1,7 +1,7 @@
 """How a distribution is built: commands of setuptools, which `pyproject.toml` names; no part of a run imports this.
 
-They do what a table in `pyproject.toml` cannot: a build has the checksum of its C sources, and the source archive has
-the tests and the documentation without a ``MANIFEST.in``.
+They do what a table in `pyproject.toml` cannot: a build has the checksum of its C sources, a wheel has the pages of the
+documentation, and the source archive has the tests and the documentation without a ``MANIFEST.in``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
 if TYPE_CHECKING:
@@ -18,13 +19,14 @@ if TYPE_CHECKING:
 
     from setuptools import Extension
 
-__all__ = ["BuildExtension", "SourceArchive"]
+__all__ = ["BuildExtension", "BuildPages", "SourceArchive"]
 
 _C = Path("shadowrun/native")
 _ARCHIVED = ("shadowrun", "tests", "docs", "examples", "benchmarks", ".ci")
 _ARCHIVED_FILES = ("constraints.txt", "noxfile.py", "CHANGELOG.md", "CONTRIBUTING.md", ".pre-commit-hooks.yaml")
+_PAGES = ("", "howto", "design")
+# Names of folders and endings of files that are made from others.
 _MADE = ("__pycache__", "_build", ".pyc", ".so", ".pyd")
-"""Names of folders and endings of files that are made from others."""
 
 
 class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no types
@@ -42,6 +44,19 @@ class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no type
             if self.editable_mode:
                 Path(self.get_ext_filename(self.get_ext_fullname(ext.name))).unlink(missing_ok=True)
             raise
+
+
+class BuildPages(build_py):  # type: ignore[misc]  # setuptools has no types
+    """The package with the pages that `shadowrun explain` prints; an editable install has them in ``docs/``."""
+
+    def run(self) -> None:
+        """Copy the package, then the pages."""
+        super().run()
+        docs = Path("docs")
+        for file in () if self.editable_mode else (f for folder in _PAGES for f in (docs / folder).glob("*.md")):
+            to = Path(self.build_lib, "shadowrun/pages", file.relative_to(docs))
+            to.parent.mkdir(parents=True, exist_ok=True)
+            self.copy_file(str(file), str(to))
 
 
 class SourceArchive(sdist):  # type: ignore[misc]  # setuptools has no types

@@ -19,7 +19,7 @@ enum { SR_FEW_BYTES = 64 << 10 };
 #endif
 typedef enum { SR_PLAIN, SR_AVX2, SR_AVX512 } sr_instructions;
 
-/* module.c. The best that the processor has; AVX-512 of `with_gfni` is that with VBMI and GFNI. */
+/* module.c. The best that the processor has; AVX-512 of `with_gfni` is that with VBMI, IFMA and GFNI. */
 sr_instructions sr_best_instructions(int with_gfni);
 /* By name, of those up to the best; None: the best. -1 with an exception. */
 int sr_read_instructions(PyObject *name, sr_instructions best, sr_instructions *found);

@@ -1,4 +1,4 @@
-/* The truncation-hash ladder: numerics/ladder.py is its specification.
+/* The truncation-hash ladder: numerics/ladder.py is its specification; and ladder, range and squares in one pass.
  *
  * Nearly all work is to turn 32 elements of w bits into w words of 32 bits, one for each bit plane; then each word costs
  * one multiplication by the key of the block. A word has 32 bits, so that the product is two of 32 by 32 bits: the sums of
@@ -7,6 +7,7 @@
 
 #include "digest.h"
 
+#include <math.h>
 #include <string.h>
 
 #define GAMMA 0x9E3779B97F4A7C15u
@@ -24,7 +25,8 @@ enum { LADDER_KEPT = 8192 }; /* keys: most tensors need no others */
 static uint64_t ladder_first_keys[LADDER_KEPT + 1];
 
 /* Where the bytes of 32 elements, or of two blocks of 8-bit elements, come from: 32 of one byte of each element, then 32 of
- * the next byte or block. GFNI takes the rows of a matrix from the last one to the first, hence 7 - i of each 8. */
+ * the next byte or block. GFNI takes the rows of a matrix from the last one to the first, hence 7 - i of each 8. Of 32 bits,
+ * 16 of each byte of 16 elements: all four bytes, or the upper two first. */
 static unsigned char ladder_bytes_8[64], ladder_bytes_16[64], ladder_bytes_32[2][64];
 
 void sr_set_up_ladders(void) {
@@ -32,8 +34,8 @@ void sr_set_up_ladders(void) {
         int element = (i % 32) ^ 7, byte = i / 32;
         ladder_bytes_8[i] = (unsigned char)(i ^ 7);
         ladder_bytes_16[i] = (unsigned char)(2 * element + byte);
-        ladder_bytes_32[0][i] = (unsigned char)(4 * element + byte);
-        ladder_bytes_32[1][i] = (unsigned char)(4 * element + byte + 2);
+        ladder_bytes_32[0][i] = (unsigned char)(4 * ((i % 16) ^ 7) + i / 16);
+        ladder_bytes_32[1][i] = ladder_bytes_32[0][i] ^ 2;
     }
     for (uint64_t j = 0; j < SR_MOST_PLANES; j++) {
         ladder_factors[j] = sr_mix(j + FACTOR_SEED) | 1;
@@ -301,26 +303,38 @@ AVX2 static void ladder_planes_64_avx2(const unsigned char *at, size_t n_blocks,
 /* AVX-512 with GFNI and VBMI: bytes that hold the same 8 bit planes are brought together, 8 elements in 64 bits; an affine
  * transformation of the unit matrix transposes each 8 by 8 bits; and the bytes of each word are brought together. */
 
-#define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,gfni")))
+#define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512ifma,gfni")))
 
 typedef struct {
     __m512i even_low, even_high, odd_low, odd_high; /* of 16 words */
 } LadderSums;
 
-AVX512 static inline __m512i ladder_words_avx512(__m512i bytes) {
+AVX512 static inline __m512i ladder_words_avx512(__m512i bytes, __m512i by_word) {
     const __m512i unit = _mm512_set1_epi64((long long)0x8040201008040201u);
-    const __m512i by_word = _mm512_set_epi8(
-        63, 55, 47, 39, 62, 54, 46, 38, 61, 53, 45, 37, 60, 52, 44, 36, 59, 51, 43, 35, 58, 50, 42, 34, 57, 49, 41, 33, 56, 48, 40, 32,
-        31, 23, 15, 7, 30, 22, 14, 6, 29, 21, 13, 5, 28, 20, 12, 4, 27, 19, 11, 3, 26, 18, 10, 2, 25, 17, 9, 1, 24, 16, 8, 0);
     return _mm512_permutexvar_epi8(by_word, _mm512_gf2p8affine_epi64_epi8(unit, bytes, 0));
 }
 
+/* Where the bytes of 16 words come from: bytes i of four of the 64-bit parts each. */
+#define LADDER_WORD(a, b, c, d, i) (d) * 8 + (i), (c) * 8 + (i), (b) * 8 + (i), (a) * 8 + (i)
+#define LADDER_8_WORDS(a, b, c, d)                                                                                     \
+    LADDER_WORD(a, b, c, d, 7), LADDER_WORD(a, b, c, d, 6), LADDER_WORD(a, b, c, d, 5), LADDER_WORD(a, b, c, d, 4),    \
+        LADDER_WORD(a, b, c, d, 3), LADDER_WORD(a, b, c, d, 2), LADDER_WORD(a, b, c, d, 1), LADDER_WORD(a, b, c, d, 0)
+#define LADDER_BY_WORD _mm512_set_epi8(LADDER_8_WORDS(4, 5, 6, 7), LADDER_8_WORDS(0, 1, 2, 3))
+
+/* Both halves of a key in all lanes. Of the upper one, the lower 32 bits count. */
+AVX512 static inline void ladder_load_key_avx512(const uint64_t *key, __m512i *low, __m512i *high) {
+    uint32_t upper;
+    memcpy(&upper, (const char *)key + 4, sizeof upper);
+    *low = _mm512_set1_epi64((long long)*key), *high = _mm512_set1_epi32((int)upper);
+}
+
+/* Of the upper half of the key only 32 bits of each product count, whatever comes above: one multiply-add has them. */
 AVX512 static inline void ladder_add_avx512(LadderSums *sums, __m512i words, __m512i low, __m512i high) {
     __m512i odd = _mm512_srli_epi64(words, 32);
     sums->even_low = _mm512_add_epi64(sums->even_low, _mm512_mul_epu32(words, low));
-    sums->even_high = _mm512_add_epi64(sums->even_high, _mm512_mul_epu32(words, high));
+    sums->even_high = _mm512_madd52lo_epu64(sums->even_high, words, high);
     sums->odd_low = _mm512_add_epi64(sums->odd_low, _mm512_mul_epu32(odd, low));
-    sums->odd_high = _mm512_add_epi64(sums->odd_high, _mm512_mul_epu32(odd, high));
+    sums->odd_high = _mm512_madd52lo_epu64(sums->odd_high, odd, high);
 }
 
 /* Add the sums of 16 words to n planes: word i to plane i % n. */
@@ -339,7 +353,7 @@ AVX512 static void ladder_planes_8_avx512(const unsigned char *at, size_t n_bloc
     LadderSums sums = {0};
     for (size_t b = 0; b < n_blocks; b += 2, at += 2 * SR_LANES) {
         __mmask64 there = n_blocks - b > 1 ? ~(__mmask64)0 : 0xFFFFFFFFu;
-        __m512i words = ladder_words_avx512(_mm512_permutexvar_epi8(by_byte, _mm512_maskz_loadu_epi8(there, at)));
+        __m512i words = ladder_words_avx512(_mm512_permutexvar_epi8(by_byte, _mm512_maskz_loadu_epi8(there, at)), LADDER_BY_WORD);
         __m512i low = _mm512_inserti64x4(
             _mm512_set1_epi64((long long)keys[b]), _mm256_set1_epi64x((long long)keys[b + 1]), 1);
         ladder_add_avx512(&sums, words, low, _mm512_srli_epi64(low, 32));
@@ -351,25 +365,89 @@ AVX512 static void ladder_planes_16_avx512(const unsigned char *at, size_t n_blo
     const __m512i by_byte = _mm512_loadu_si512(ladder_bytes_16);
     LadderSums sums = {0};
     for (size_t b = 0; b < n_blocks; b++, at += 2 * SR_LANES) {
-        __m512i words = ladder_words_avx512(_mm512_permutexvar_epi8(by_byte, _mm512_loadu_si512(at)));
-        __m512i low = _mm512_set1_epi64((long long)keys[b]);
-        ladder_add_avx512(&sums, words, low, _mm512_srli_epi64(low, 32));
+        __m512i words = ladder_words_avx512(_mm512_permutexvar_epi8(by_byte, _mm512_loadu_si512(at)), LADDER_BY_WORD), low, high;
+        ladder_load_key_avx512(keys + b, &low, &high);
+        ladder_add_avx512(&sums, words, low, high);
     }
     ladder_store_avx512(&sums, 16, planes);
 }
 
+typedef struct {
+    LadderSums lower, upper; /* of the lower and the upper 16 planes */
+} LadderSums32;
+
+/* x and y: 16 elements each. Their lower two bytes are brought together, x first, and their upper two, y first. */
+AVX512 static inline void ladder_block_32_avx512(LadderSums32 *sums, __m512i x, __m512i y, const uint64_t *key) {
+    const __m512i by_lower_word = _mm512_set_epi8(LADDER_8_WORDS(2, 3, 6, 7), LADDER_8_WORDS(0, 1, 4, 5));
+    const __m512i by_upper_word = _mm512_set_epi8(LADDER_8_WORDS(6, 7, 2, 3), LADDER_8_WORDS(4, 5, 0, 1));
+    __m512i low, high;
+    ladder_load_key_avx512(key, &low, &high);
+    x = _mm512_permutexvar_epi8(_mm512_loadu_si512(ladder_bytes_32[0]), x);
+    y = _mm512_permutexvar_epi8(_mm512_loadu_si512(ladder_bytes_32[1]), y);
+    ladder_add_avx512(&sums->lower, ladder_words_avx512(_mm512_mask_blend_epi64(0xF0, x, y), by_lower_word), low, high);
+    ladder_add_avx512(&sums->upper, ladder_words_avx512(_mm512_mask_blend_epi64(0x0F, x, y), by_upper_word), low, high);
+}
+
 AVX512 static void ladder_planes_32_avx512(const unsigned char *at, size_t n_blocks, const uint64_t *keys, uint64_t *planes) {
-    const __m512i by_byte = _mm512_loadu_si512(ladder_bytes_32[0]);
-    const __m512i by_upper_byte = _mm512_loadu_si512(ladder_bytes_32[1]);
-    LadderSums lower = {0}, upper = {0};
+    LadderSums32 sums = {0};
+    for (size_t b = 0; b < n_blocks; b++, at += 4 * SR_LANES) {
+        ladder_block_32_avx512(&sums, _mm512_loadu_si512(at), _mm512_loadu_si512(at + 64), keys + b);
+    }
+    ladder_store_avx512(&sums.lower, 16, planes);
+    ladder_store_avx512(&sums.upper, 16, planes + 16);
+}
+
+/* Of 16 float32: the square of one is exact in float64, so that a fused multiply-add rounds as two operations do. */
+AVX512 static inline __m512d ladder_add_squares_avx512(__m512d sum, const unsigned char *at) {
+    __m512d x = _mm512_cvtps_pd(_mm256_loadu_ps((const void *)at)), y = _mm512_cvtps_pd(_mm256_loadu_ps((const void *)(at + 32)));
+    return _mm512_fmadd_pd(y, y, _mm512_fmadd_pd(x, x, sum));
+}
+
+AVX512 static sr_left ladder_both_32_avx512(
+    const unsigned char *at, size_t n_blocks, const uint64_t *keys, uint64_t *planes, SrValues *values) {
+    enum { LEAST_SIZE = 0xA, AHEAD = 1024 };
+    LadderSums32 sums = {0};
+    __m512 low = _mm512_set1_ps(INFINITY), high = _mm512_set1_ps(-INFINITY), least = low;
+    __m512d squares = _mm512_setzero_pd(), more_squares = squares;
     for (size_t b = 0; b < n_blocks; b++, at += 4 * SR_LANES) {
         __m512i x = _mm512_loadu_si512(at), y = _mm512_loadu_si512(at + 64);
-        __m512i low = _mm512_set1_epi64((long long)keys[b]), high = _mm512_srli_epi64(low, 32);
-        ladder_add_avx512(&lower, ladder_words_avx512(_mm512_permutex2var_epi8(x, by_byte, y)), low, high);
-        ladder_add_avx512(&upper, ladder_words_avx512(_mm512_permutex2var_epi8(x, by_upper_byte, y)), low, high);
+        _mm_prefetch((const void *)(at + AHEAD), _MM_HINT_T0);
+        _mm_prefetch((const void *)(at + AHEAD + 64), _MM_HINT_T0);
+        ladder_block_32_avx512(&sums, x, y, keys + b);
+        __m512 a = _mm512_castsi512_ps(x), c = _mm512_castsi512_ps(y);
+        low = _mm512_min_ps(low, _mm512_min_ps(a, c));
+        high = _mm512_max_ps(high, _mm512_max_ps(a, c));
+        least = _mm512_range_ps(least, _mm512_range_ps(a, c, LEAST_SIZE), LEAST_SIZE);
+        squares = ladder_add_squares_avx512(squares, at);
+        more_squares = ladder_add_squares_avx512(more_squares, at + 64);
     }
-    ladder_store_avx512(&lower, 16, planes);
-    ladder_store_avx512(&upper, 16, planes + 16);
+    ladder_store_avx512(&sums.lower, 16, planes);
+    ladder_store_avx512(&sums.upper, 16, planes + 16);
+    double sum = _mm512_reduce_add_pd(_mm512_add_pd(squares, more_squares));
+    if (!isfinite(sum)) { /* no sum of finite ones is so large */
+        return SR_NOT_FINITE;
+    }
+    double lowest = (double)_mm512_reduce_min_ps(low), highest = (double)_mm512_reduce_max_ps(high);
+    values->n_finite += n_blocks * SR_LANES;
+    values->squares += sum;
+    values->min = lowest < values->min ? lowest : values->min;
+    values->max = highest > values->max ? highest : values->max;
+    return _mm512_reduce_min_ps(least) < 0x1p-126f ? SR_SMALL : SR_FINITE;
+}
+
+/* By integers: a processor may be told to take subnormal numbers for zeros. */
+AVX512 void sr_count_small(SrValues *v, const unsigned char *at, size_t n_blocks) {
+    const __m512i size_bits = _mm512_set1_epi32(0x7fffffff), normal = _mm512_set1_epi32(0x00800000), one = _mm512_set1_epi32(1);
+    __m512i zeros = _mm512_setzero_si512(), without_size = zeros, small = zeros;
+    for (const unsigned char *end = at + n_blocks * 4 * SR_LANES; at < end; at += sizeof(__m512i)) {
+        __m512i x = _mm512_loadu_si512(at), size = _mm512_and_si512(x, size_bits);
+        zeros = _mm512_mask_add_epi32(zeros, _mm512_testn_epi32_mask(x, x), zeros, one);
+        without_size = _mm512_mask_add_epi32(without_size, _mm512_testn_epi32_mask(size, size), without_size, one);
+        small = _mm512_mask_add_epi32(small, _mm512_cmplt_epu32_mask(size, normal), small, one);
+    }
+    uint64_t n_zero = (uint64_t)_mm512_reduce_add_epi32(zeros), n_without = (uint64_t)_mm512_reduce_add_epi32(without_size);
+    v->n_zero += n_zero, v->n_neg_zero += n_without - n_zero;
+    v->n_subnormal += (uint64_t)_mm512_reduce_add_epi32(small) - n_without;
 }
 
 AVX512 static void ladder_planes_64_avx512(const unsigned char *at, size_t n_blocks, const uint64_t *keys, uint64_t *planes) {
@@ -397,3 +475,16 @@ sr_add_planes sr_planes_function(int width, sr_instructions instructions) {
     static const sr_add_planes functions[4][3] = {LADDER_SET(8), LADDER_SET(16), LADDER_SET(32), LADDER_SET(64)};
     return functions[width == 8 ? 0 : width == 16 ? 1 : width == 32 ? 2 : 3][instructions];
 }
+
+sr_add_both sr_both_function(sr_number number, int width, sr_instructions instructions) {
+#ifdef SR_HAS_X86_SETS
+    return number == SR_FLOAT && width == 32 && instructions == SR_AVX512 ? ladder_both_32_avx512 : NULL;
+#else
+    (void)number, (void)width, (void)instructions;
+    return NULL;
+#endif
+}
+
+#ifndef SR_HAS_X86_SETS
+void sr_count_small(SrValues *v, const unsigned char *at, size_t n_blocks) { (void)v, (void)at, (void)n_blocks; }
+#endif

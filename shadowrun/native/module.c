@@ -62,7 +62,7 @@ sr_instructions sr_best_instructions(int with_gfni) {
 #ifdef SR_HAS_X86_SETS
     int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    int gfni = __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("gfni");
+    int gfni = __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512ifma") && __builtin_cpu_supports("gfni");
     if (avx512 && (gfni || !with_gfni)) {
         return SR_AVX512;
     }

@@ -99,9 +99,11 @@ def _cpuinfo() -> tuple[str, frozenset[str]]:
     except OSError:
         return "", frozenset()
     fields = {}
+    # The first processor: the blocks of all cores are alike, and there may be hundreds.
     for line in text.partition("\n\n")[0].splitlines():
         key, _, value = line.partition(":")
         fields[key.strip()] = value.strip()
+    # An Arm processor lists `Features` and no vendor's name, so that nothing is refused there.
     return fields.get("vendor_id", ""), frozenset(fields.get("flags", "").split())
 
 

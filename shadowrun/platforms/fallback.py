@@ -83,6 +83,7 @@ class FallbackDetector:
     def __init__(self, dispatch_key: str | None, device_type: str = "") -> None:
         # A fallback from the CPU to the CPU does not exist.
         self._key = dispatch_key if dispatch_key not in (None, "CPU") else None
+        # By thread: Python's warnings come on the thread that called.
         self._local = threading.local()
         self._hits = 0
         self._counters = counter_reader(device_type)
@@ -252,10 +253,8 @@ def _base(name: str) -> str:
 
 
 def _override(to_cpu: Callable[[list[Any]], list[torch.Tensor]], key: str) -> torch.library.Library | None:
-    """Take over `aten::_to_cpu` for a device's key, and for calls without any tensor of the device.
-
-    The latter reach the kernel for all keys: an operator without tensor inputs moves an empty list.
-    """
+    """Take over `aten::_to_cpu` for a device's key, and for calls without any tensor of the device."""
+    # The latter reach the kernel for all keys: an operator without tensor inputs moves an empty list.
     torchplatform.prepare_wrapped_numbers()
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
@@ -281,6 +280,7 @@ def _stderr_captured(*, forward: bool) -> Iterator[list[str]]:
         if saved < 0:
             yield captured
             return
+        # A file and no pipe: a long text would fill a pipe that no one reads, and block the call.
         os.dup2(sink.fileno(), 2)
         try:
             yield captured

@@ -107,6 +107,7 @@ def write(settings: Settings) -> str:
 
 def public(settings: Settings) -> Settings:
     """The settings without paths, for data files and reports, which are passed on."""
+    # That of an interpreter without a slash too: a relative path names an environment of the user's.
     return tuple((key, "(a path)" if isinstance(v, str) and ("/" in v or key == PYTHON) else v) for key, v in settings)
 
 
@@ -157,6 +158,13 @@ def _unquoted(spec: str, quoted: str) -> str:
 
 
 def _value(spec: str, device_type: str, known: tuple[str, ...], key: str, text: str) -> Setting:
+    own = {setting.name: setting.values for setting in backend_of(device_type).own_settings}
+    if key in own:
+        accepted = dict(zip(own[key], own[key], strict=True)) or _BOOLS
+        if text in accepted:
+            return accepted[text]
+        use = ", ".join(own[key]) or "on or off"
+        raise PlatformError(f"{key}={text!r} in platform {spec!r} cannot be used: give {use}.", slug="bad-setting")
     if key.startswith(ENV) and f"{ENV}NAME" in known:
         return _variable(spec, key, text)
     if key not in known:
@@ -174,6 +182,7 @@ def _value(spec: str, device_type: str, known: tuple[str, ...], key: str, text: 
         if _is_sendable(text) and text:
             return text
     elif key in _WORDS:
+        # The vendor's spelling is stored: two spellings would be two platforms.
         for word in _WORDS[key]:
             if text.lower() == word.lower():
                 return word

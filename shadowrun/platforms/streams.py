@@ -80,6 +80,7 @@ def async_copies(platform: Platform) -> AsyncCopies | None:
     # A worker answers synchronously, and lazy devices have no stream to enqueue a copy in.
     if platform.remote is not None or platform.functionalizes or module is None:
         return None
+    # Asked at each comparison: `sim.asynchronous()` switches it within a process.
     simulated = getattr(module, "is_asynchronous", None)
     if simulated is not None:
         return AsyncCopies(module, pinned=False) if simulated() else None

@@ -122,6 +122,7 @@ def dispatch_key(device_type: str) -> str:
     Without ``torch._C._dispatch_key_for_device`` a table of device types would do.
     """
     if device_type == private_device_name():
+        # The renamed device's name is no key: its kernels stay under PrivateUse1.
         return "PrivateUse1"
     return torch._C._dispatch_key_for_device(device_type)
 
@@ -313,6 +314,7 @@ def _let_the_program_start_lazy() -> None:
     original = backend.init
 
     def init() -> None:
+        # Once: a second start by the program raises, as it does without a comparison.
         if backend.init is init:
             backend.init = original
         else:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from shadowrun.recording.capturing import Capturing
     from shadowrun.replay.call import Call
     from shadowrun.replay.context import InputsFile
+    from shadowrun.store import DataFile
 
-__all__ = ["Recorder", "context_key"]
+__all__ = ["Recorder", "context_key", "printed_inputs"]
 
 _MATCH = Verdict(Status.MATCH)
 _SEEN = Verdict(Status.SKIPPED, None, "recorded only")
@@ -215,10 +216,7 @@ class Recorder:
             self.data.flush()
 
     def _new_context(self, key: tuple[Any, ...], call: Call) -> int:
-        dtypes: dict[str, None] = {}
-        shapes: list[str] = []
-        printed = [_printed(a, dtypes, shapes) for a in call.args]
-        printed += [f"{name}={_printed(a, dtypes, shapes)}" for name, a in call.kwargs.items()]
+        printed, dtypes, shapes = printed_inputs(call.args, call.kwargs)
         module, phase, site = call.origin
         api = "" if self.name_api is None else self.name_api(phase)
         with self._lock:
@@ -227,9 +225,9 @@ class Recorder:
                 self._contexts.clear()
             number = self.data.context_id(
                 call.plan.name,
-                ", ".join(printed),
-                tuple(dtypes),
-                " ".join(shapes),
+                printed,
+                dtypes,
+                shapes,
                 module,
                 Phase(phase),
                 site,
@@ -291,6 +289,15 @@ def _add_to_key(append: Callable[[Any], None], a: Any, kind: type) -> None:
 
 context_key = native.context_key or _python_key
 """Operator, device, origin, and of the arguments shapes, dtypes and what chooses a kernel."""
+
+
+def printed_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, tuple[str, ...], str]:
+    """Inputs of a call as reports print them, their dtypes, and their shapes."""
+    dtypes: dict[str, None] = {}
+    shapes: list[str] = []
+    printed = [_printed(a, dtypes, shapes) for a in args]
+    printed += [f"{name}={_printed(a, dtypes, shapes)}" for name, a in kwargs.items()]
+    return ", ".join(printed), tuple(dtypes), " ".join(shapes)
 
 
 def _printed(a: Any, dtypes: dict[str, None], shapes: list[str]) -> str:

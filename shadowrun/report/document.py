@@ -12,16 +12,47 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.errors import UsageError
+from shadowrun.report.blocks import (
+    TONES,
+    Bar,
+    Block,
+    Cell,
+    Code,
+    CodeLine,
+    Column,
+    Entries,
+    Entry,
+    Fact,
+    Facts,
+    Figure,
+    Filter,
+    Later,
+    Limits,
+    Listing,
+    Note,
+    Prose,
+    Section,
+    Span,
+    Table,
+    Tree,
+    TreeNode,
+    plain,
+    shown,
+    status_span,
+    visible,
+)
 from shadowrun.report.sanitize import MAX_WHOLE, clip, sanitize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from shadowrun.report.issues import Issues
 
 __all__ = [
     "ISSUE_FORMATS",
     "RENDERERS",
+    "TONES",
+    "Bar",
     "Block",
     "Cell",
     "Code",
@@ -39,15 +70,20 @@ __all__ = [
     "Limits",
     "Listing",
     "Note",
+    "Prose",
     "Records",
     "Section",
     "Span",
     "Table",
     "Tree",
     "TreeNode",
+    "View",
     "plain",
     "render",
+    "render_view",
+    "shown",
     "status_span",
+    "visible",
 ]
 
 RENDERERS = {
@@ -66,342 +102,6 @@ RENDERERS = {
 
 ISSUE_FORMATS = ("junit", "sarif", "github", "codequality")
 """Formats of CI services: those of reports that have findings."""
-
-TONES = {
-    **dict.fromkeys(("match", "full", "ok", "kernel", "present", "gained", "supported"), "good"),
-    **dict.fromkeys(("mismatch", "unsupported", "error", "none", "absent", "regressed", "finding"), "bad"),
-    **dict.fromkeys(("fallback", "unverified", "slow", "partial", "own failures", "fails differently"), "warn"),
-    **dict.fromkeys(("skipped", "untested", "unknown", "specific", "-"), "dim"),
-}  # fmt: skip
-"""Status, support or state to its tone: one table, so that all reports and formats agree."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A piece of text in a tone.
-
-    Attributes:
-        text: The text.
-        tone: One of good, bad, warn, dim; empty for none.
-        link: Anchor in the same document, for formats that have links.
-        opens: What a text that ends in ``… and 8 more`` leaves out: HTML shows it on a click.
-    """
-
-    text: str
-    tone: str = ""
-    link: str = ""
-    opens: tuple[str, ...] = ()
-
-
-Cell = str | tuple[Span, ...]
-"""Text, or pieces of it in tones."""
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table.
-
-    Attributes:
-        name: Its heading.
-        kind: ``text``, ``number`` (right-aligned, never wrapped) or ``name`` (an operator: in code, heading its row).
-        detail: 0: shown everywhere; 1: not on narrow terminals; 2: in HTML only.
-        help: What it means, in words; empty for that of its name in `help_texts`.
-    """
-
-    name: str
-    kind: str = "text"
-    detail: int = 0
-    help: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Rows of a table, or entries, that each format shows at most; the rest is counted.
-
-    Attributes:
-        terminal, markdown, html: Rows shown.
-        opened: Rows that HTML has at most, those after the first `html` behind ``… and 8 more``.
-    """
-
-    terminal: int = 12
-    markdown: int = 50
-    html: int = 50
-    opened: int = 2000
-
-
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """A filter over the rows of a table, in HTML: by name, by tag, and a switch.
-
-    Attributes:
-        choices: Tags that can be chosen; a row shows if it has one of them.
-        only: A tag; the switch hides rows without it.
-        label: Text of the switch.
-    """
-
-    choices: tuple[str, ...]
-    only: str = ""
-    label: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of cells.
-
-    Attributes:
-        columns: Its columns.
-        rows: Its rows, each as long as `columns`.
-        n_more: Rows that were left out of `rows`.
-        noun: Plural noun for the rows, for ``… and 12 more operators``.
-        limits: Rows that each format shows.
-        compact: In a terminal and on a phone: without headings; a terminal cuts each row to one line.
-        filter: In HTML: its filter, None for none.
-        tags: Tags of each row, for `filter`.
-    """
-
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    n_more: int = 0
-    noun: str = ""
-    limits: Limits = Limits()
-    compact: bool = False
-    filter: Filter | None = None
-    tags: tuple[tuple[str, ...], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """A labelled line.
-
-    Attributes:
-        label: Its label.
-        text: Its text.
-        tone: ``action`` for the next step, ``strong`` for the cause; empty for others.
-        command: A shell command: never wrapped or cut.
-        short: A terminal cuts it to one line.
-    """
-
-    label: str
-    text: str
-    tone: str = ""
-    command: bool = False
-    short: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """Labelled lines; HTML shows those with a title in a box that can be closed."""
-
-    rows: tuple[Fact, ...]
-    title: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """A paragraph.
-
-    Attributes:
-        text: Its text; several spans are listed, as counts are.
-        tone: ``warn``: to be noticed; ``dim``: an aside.
-        label: Put before it in plain text.
-    """
-
-    text: Cell
-    tone: str = ""
-    label: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """Lines of code or output, printed as they are.
-
-    Attributes:
-        code: The lines.
-        language: For highlighting: ``python``, ``console``.
-        title: In HTML and below an entry: what opens it.
-    """
-
-    code: tuple[str, ...]
-    language: str = ""
-    title: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A finding: a heading and labelled lines.
-
-    Attributes:
-        name: Operator or region; heads it.
-        facts: The lines.
-        detail: Follows the name.
-        number: Precedes the name; empty for none.
-        tone: Of the name.
-        anchor: For links.
-        listing: A script; terminals and plain text leave it out.
-        facets: What HTML filters by: ``(("phase", ("forward",)), …)``.
-        ranks: What HTML sorts by, the greatest first: ``(("calls", 12.0), …)``.
-        inside: Blocks below the lines, in HTML only.
-    """
-
-    name: str
-    facts: tuple[Fact, ...]
-    detail: str = ""
-    number: str = ""
-    tone: str = ""
-    anchor: str = ""
-    listing: Listing | None = None
-    facets: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    ranks: tuple[tuple[str, float], ...] = ()
-    inside: Later | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Entries:
-    """Findings below each other; the fields are those of `Table`."""
-
-    entries: tuple[Entry, ...]
-    n_more: int = 0
-    noun: str = ""
-    limits: Limits = Limits(10, 20, 50)
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A picture, which HTML alone shows: what it says is also in a table.
-
-    Attributes:
-        svg: An ``<svg>`` element, in which all texts are escaped.
-        caption: Below it.
-        title: Above it.
-    """
-
-    svg: str
-    caption: str = ""
-    title: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A share as a bar with its number.
-
-    Attributes:
-        share: 0 to 1.
-        text: The number.
-        tone: As of `Span`.
-    """
-
-    share: float
-    text: str
-    tone: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class TreeNode:
-    """A line of a tree.
-
-    Attributes:
-        name: Its name.
-        chips: What became of it.
-        bars: Its shares, one for each heading of the tree.
-        children: Lines below it.
-        n_more: Lines below it that were left out.
-    """
-
-    name: str
-    chips: tuple[Span, ...]
-    bars: tuple[Bar, ...]
-    children: tuple[TreeNode, ...] = ()
-    n_more: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Tree:
-    """Lines that open, which HTML alone shows.
-
-    Attributes:
-        title: Above it.
-        heads: Headings: of the names, and of each bar.
-        nodes: The outermost lines.
-        caption: Below it.
-    """
-
-    title: str
-    heads: tuple[str, ...]
-    nodes: tuple[TreeNode, ...]
-    caption: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CodeLine:
-    """A line of a program, with what was found in it.
-
-    Attributes:
-        number: From 1.
-        code: Its text.
-        marks: The findings, in the margin.
-        tone: As of `Span`; empty for a line that called no operator.
-        title: The tone in words.
-        anchor: For links.
-    """
-
-    number: int
-    code: str
-    marks: tuple[Span, ...] = ()
-    tone: str = ""
-    title: str = ""
-    anchor: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Code:
-    """Lines of a source file, which HTML alone shows.
-
-    Attributes:
-        title: Name of the file.
-        lines: Its lines; where numbers do not follow each other, lines are left out.
-        note: What a reader must know, such as that the file was changed.
-    """
-
-    title: str
-    lines: tuple[CodeLine, ...]
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Later:
-    """Blocks that HTML alone shows, made when it does: pictures and source lines take reading that other formats spare.
-
-    Attributes:
-        make: Makes them; their texts are sanitised afterwards.
-        title: What opens them; empty to show them at once.
-    """
-
-    make: Callable[[], tuple[Block, ...]] = field(repr=False)
-    title: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """Blocks under a heading.
-
-    Attributes:
-        title: The heading.
-        blocks: The blocks.
-        lead: One sentence below the heading.
-        count: Put behind the heading; -1 for none.
-        tone: Of the heading.
-        anchor: For links.
-    """
-
-    title: str
-    blocks: tuple[Block, ...]
-    lead: str = ""
-    count: int = -1
-    tone: str = ""
-    anchor: str = ""
-
-
-Block = Note | Facts | Table | Entries | Figure | Listing | Code | Tree | Later | Section
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,6 +131,7 @@ class Document:
         records: The CSV.
         gate: Whether the run passed; None without a gate.
         issues: The findings for CI services; None for a report that has none by its nature.
+        digest: What a terminal shows unless it is asked for details: as much as a screen takes. Empty: all blocks.
     """
 
     title: str
@@ -439,6 +140,31 @@ class Document:
     records: Records = field(repr=False)
     gate: GateLine | None = None
     issues: Issues | None = field(default=None, repr=False)
+    digest: tuple[Block, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a terminal shows of a document.
+
+    Attributes:
+        details: All blocks, not the digest alone.
+        everything: All rows of each table, and all entries.
+        digest_last: The digest below the details, where no scrolling is needed to see it.
+        hint: Where to find more; put below the digest.
+    """
+
+    details: bool = True
+    everything: bool = False
+    digest_last: bool = False
+    hint: str = ""
+
+
+def render_view(document: Document, view: View) -> str:
+    """A document for a terminal, as `render` does."""
+    from shadowrun.report.terminal import render_terminal  # imports rich
+
+    return render_terminal(_safe(document, "terminal"), view=view)
 
 
 def render(document: Document, format: str) -> str:  # noqa: A002 - as in Run.write
@@ -481,28 +207,6 @@ def _safe(document: Document, format: str) -> Document:  # noqa: A002 - as in re
     gate = sanitize(document.gate, longest=MAX_WHOLE)
     if format in ISSUE_FORMATS:
         return dataclasses.replace(document, gate=gate, issues=sanitize(document.issues, longest=MAX_WHOLE))
-    blocks = sanitize(document.blocks, longest=MAX_WHOLE)
-    return dataclasses.replace(document, title=clip(document.title, MAX_WHOLE), blocks=blocks, gate=gate)
-
-
-def status_span(status: str, text: str = "", link: str = "") -> Span:
-    """A status in its tone: ``3 mismatch``."""
-    return Span(text or status, TONES.get(status, ""), link)
-
-
-def plain(cell: Cell, separator: str = ", ") -> str:
-    """A cell without tones."""
-    return cell if isinstance(cell, str) else separator.join(span.text for span in cell)
-
-
-def shown(block: Table | Entries, limit: int) -> tuple[int, str]:
-    """Number of rows of a block to show, and the line that counts the others; empty if there are none."""
-    n_rows = len(block.rows if isinstance(block, Table) else block.entries)
-    n = min(n_rows, limit)
-    n_more = n_rows - n + block.n_more
-    return n, f"… and {n_more:,} more {block.noun}".rstrip() if n_more > 0 else ""
-
-
-def visible(columns: Iterable[Column], detail: int) -> list[int]:
-    """Positions of the columns to show at a level of detail."""
-    return [position for position, column in enumerate(columns) if column.detail <= detail]
+    blocks, digest = (sanitize(blocks, longest=MAX_WHOLE) for blocks in (document.blocks, document.digest))
+    title = clip(document.title, MAX_WHOLE)
+    return dataclasses.replace(document, title=title, blocks=blocks, digest=digest, gate=gate)

@@ -14,7 +14,20 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from shadowrun.report.document import Code, Document, Entries, Facts, Figure, Later, Listing, Note, Section, Table, Tree
+from shadowrun.report.document import (
+    Code,
+    Document,
+    Entries,
+    Facts,
+    Figure,
+    Later,
+    Listing,
+    Note,
+    Prose,
+    Section,
+    Table,
+    Tree,
+)
 from shadowrun.report.help_texts import HELP
 from shadowrun.report.sanitize import MAX_WHOLE, sanitize
 
@@ -30,8 +43,8 @@ __all__ = ["MAX_BYTES", "render_html", "table_html"]
 MAX_BYTES = 4_800_000
 """Of a page: browsers and mail gateways take 5 MB."""
 _SMALLEST = 1 / 256
+# Rows of a table from which on it has a search field.
 _MIN_SEARCHED = 6
-"""Rows of a table from which on it has a search field."""
 _SCRIPT = "report.js"
 _KINDS = {
     Note: "note",
@@ -40,6 +53,7 @@ _KINDS = {
     Entries: "entries",
     Figure: "figure",
     Listing: "listing",
+    Prose: "prose",
     Code: "code",
     Tree: "tree",
     Later: "later",
@@ -135,6 +149,7 @@ class _Page:
             help_id=self._help_id,
             has_entries=self._has_entries,
             opening=_opening,
+            markdown=_markdown,
             min_searched=_MIN_SEARCHED,
         )
         return environment
@@ -191,6 +206,14 @@ class _Page:
 def _kind_of(block: Block) -> str:
     """Name of the macro that shows a block."""
     return _KINDS[type(block)]
+
+
+def _markdown(lines: tuple[str, ...]) -> Markup:
+    """Markdown of the package as HTML."""
+    from markdown_it import MarkdownIt
+
+    # HTML in it would be shown as text: no page has any.
+    return Markup(MarkdownIt("commonmark", {"html": False}).enable("table").render("\n".join(lines)))  # noqa: S704
 
 
 def _opening(text: str, target: str) -> Markup:

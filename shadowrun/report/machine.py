@@ -26,7 +26,9 @@ _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)", 
 def render_json(document: Document) -> str:
     """Sorted, so that two reports can be compared; non-finite numbers are strings."""
     # `allow_nan=False`: NaN and Infinity are no JSON, and other parsers refuse them.
-    return json.dumps(jsonable(document.data), indent=1, sort_keys=True, allow_nan=False) + "\n"
+    text = json.dumps(jsonable(document.data), indent=1, sort_keys=True, allow_nan=False)
+    # Texts are as they were recorded; but in the log of a CI job, `##[` would begin a command to the service.
+    return text.replace("##", "#\\u0023") + "\n"
 
 
 def render_csv(document: Document) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from shadowrun.report.document import Entries, Facts, Listing, Note, Section, Table, plain, shown, visible
+from shadowrun.report.document import Entries, Facts, Listing, Note, Prose, Section, Table, plain, shown, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -55,6 +55,8 @@ def _block(block: Block, level: int) -> Iterator[str]:
         yield from [f"{more}\n"] if more else []
     elif isinstance(block, Listing):
         yield _listing(block)
+    elif isinstance(block, Prose):
+        yield from block.code
     elif isinstance(block, Section):  # pictures, and what is made later, are for HTML alone
         yield from _section(block, level)
 

@@ -6,36 +6,23 @@ import dataclasses
 import os.path
 from typing import TYPE_CHECKING, Protocol
 
-from shadowrun.analysis.findings import without_numbers
+from shadowrun.analysis.drift_effects import read_repairs
 from shadowrun.analysis.wording import plural
 from shadowrun.report.baseline import baseline_section
 from shadowrun.report.descriptions import (
-    describe_cause,
-    duration,
     few,
-    finding_facts,
-    float_text,
-    known_issue_texts,
-    max_abs_text,
     overhead,
-    record_facts,
-    region_facts,
     short_reason,
     short_site,
 )
 from shadowrun.report.document import (
-    TONES,
     Block,
     Cell,
     Column,
     Document,
-    Entries,
-    Entry,
     Fact,
     Facts,
-    Filter,
     GateLine,
-    Later,
     Limits,
     Note,
     Records,
@@ -44,16 +31,28 @@ from shadowrun.report.document import (
     Table,
     status_span,
 )
-from shadowrun.report.finding_details import FindingDetails, facets, ranks
+from shadowrun.report.finding_details import FindingDetails
 from shadowrun.report.run_issues import run_issues
+from shadowrun.report.run_sections import (
+    coverage_section,
+    drift_section,
+    finding_sections,
+    first_divergence_facts,
+    first_divergence_section,
+    internal_failures_section,
+    known_section,
+    notes_section,
+    operator_table,
+    regions_section,
+    skipped_section,
+)
 from shadowrun.report.sanitize import clip, sanitize
 from shadowrun.report.source_report import source_section
 from shadowrun.store.datafile import ENDED_EARLY
-from shadowrun.store.records import REGION
 from shadowrun.store.sources import are_ranks, name_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shadowrun import analysis
     from shadowrun.analysis import (
@@ -65,43 +64,22 @@ if TYPE_CHECKING:
         OperatorSummary,
         Place,
         Regions,
-        RegionSummary,
-        Skipped,
         SourceText,
         Step,
     )
     from shadowrun.store.sources import SourceRun
     from shadowrun.types import OpRecord, RunInfo, Status
 
-__all__ = ["Source", "operator_table", "run_document"]
+__all__ = ["Source", "run_document"]
 
 FORMAT = 1
 """Version of the JSON's form. History: 1, first version."""
-MAX_FINDINGS = 300
-"""Of each kind, in full: HTML opens those after the first 50, and leaves out what its limit of size does not take."""
-MAX_OPERATORS = 1000
-MAX_ROWS = 1000
 MAX_SUMMARY = 8  # with the head, the first screen of a terminal
 MAX_LISTED = 2000
-MAX_STEPS = 12
 MAX_ARGV = 200
-MAX_REGIONS = 12
 MAX_CELL = 120
 
 _INCOMPLETE = "The run still records, was killed, or its disk was full: this is what it had recorded."
-_KNOWN_LEAD = "Listed in the ledger of known issues: they fail nothing, and no other section lists them as findings."
-_REGIONS_LEAD = (
-    "Graphs of torch.compile: the program ran them compiled, and each was run eagerly on the same inputs, as a whole."
-)
-_KINDS = {
-    "unsupported": ("Unsupported operators", "The target has no kernel for these calls."),
-    "error": ("Errors", "The target raised where the reference did not."),
-    "mismatch": ("Mismatches", "The target returned what no correct implementation could have returned."),
-    "fallback": ("Fallbacks", "The target returned a result that was computed on the CPU."),
-    "slow": ("Slow operators", "Times of single calls, launch included: a hint where to profile, not a benchmark."),
-}
-_KIND_HELP = "The kind of the finding: unsupported, error, mismatch, fallback or slow."
-_NAME, _CALLS = Column("operator", "name"), Column("calls", "number")
 
 
 class Source(Protocol):
@@ -127,6 +105,9 @@ class Source(Protocol):
         """As in `Run`."""
 
     def charts(self) -> Charts:
+        """As in `Run`."""
+
+    def read_calls(self, *, charts: bool) -> None:
         """As in `Run`."""
 
     def known(self) -> LedgerUse:
@@ -163,8 +144,15 @@ class Source(Protocol):
         """As in `Run`."""
 
 
-def run_document(run: Source) -> Document:
-    """The report on a run."""
+def run_document(run: Source, *, pictures: bool = False) -> Document:
+    """The report on a run.
+
+    Args:
+        run: The run.
+        pictures: Whether HTML will be made of it: then what its pictures need is read together with the rest.
+    """
+    if pictures:
+        run.read_calls(charts=True)
     info, coverage, findings, known = run.info, run.coverage(), run.findings(), run.known()
     gate, regions, first, operators = run.gate(), run.regions(), run.first_divergence(), run.summary()
     drift, steps, sources, counts = run.drift(), run.steps(), run.sources(), run.counts()
@@ -200,30 +188,35 @@ def run_document(run: Source) -> Document:
     details = FindingDetails(run)
     n_own = sum(failure.n_calls for failure in internal_failures)
     sections = (
-        _first_divergence(first, findings, sources),
+        first_divergence_section(first, findings, sources),
         baseline_section(since),
-        _drift(drift),
+        drift_section(drift, sanitize(read_repairs(info))),
         details.effects(findings),
-        *_findings(findings, details),
+        *finding_sections(findings, details),
         source_section(findings, lambda: details.source),
-        _known(known),
+        known_section(known),
         Section("Operators", (operator_table(operators),), "Those that need work first. Times are medians of single "
                 "calls, launch included: a hint where to profile, not a benchmark."),
-        _regions(regions),
-        _coverage(coverage),
-        _notes(notes),
-        _skipped(coverage),
-        _internal_failures(internal_failures),
+        regions_section(regions),
+        coverage_section(coverage),
+        notes_section(notes),
+        skipped_section(coverage),
+        internal_failures_section(internal_failures),
     )  # fmt: skip
-    blocks: list[Block | None] = [
+    head: list[Block | None] = [
         Note(f"On {info.target} the program {coverage.verdict}."),
         _counts(counts, n_own),
         *(Note(remark, "warn") for remark in _remarks(info, known, gate)),
         _summary(findings),
+    ]
+    blocks = [
+        *head,
         Facts(tuple(_run_facts(sanitize(info), steps, sources)), "The run"),
         details.pictures(),
         *sections,
     ]
+    brief = (*first_divergence_facts(first, sources), *_costs(info))
+    digest = (*head, Facts(brief) if brief else None)
     return Document(
         f"{clip(info.target)} against {clip(info.ref)}",
         tuple(block for block in blocks if block is not None),
@@ -231,6 +224,7 @@ def run_document(run: Source) -> Document:
         _records(operators),
         GateLine(gate.line, gate.passed),
         run_issues(info, findings, known.findings, operators, gate.fail_on, since),
+        tuple(block for block in digest if block is not None),
     )
 
 
@@ -270,234 +264,14 @@ def _summary(findings: Sequence[Finding]) -> Table | None:
         for f in sanitize(findings[:MAX_LISTED])
     )
     columns = (
-        Column("nr", "number"), Column("finding"), _NAME, Column("line"), Column("module", detail=1), Column("why"),
-        Column("calls", "number", 2),
+        Column("nr", "number"), Column("finding"), Column("operator", "name"), Column("line"),
+        Column("module", detail=1), Column("why"), Column("calls", "number", 2),
     )  # fmt: skip
     shown = Limits(MAX_SUMMARY, MAX_SUMMARY, MAX_SUMMARY, MAX_LISTED)
     return Table(columns, rows, len(findings) - len(rows), limits=shown, compact=True)
 
 
-def _first_divergence(
-    first: OpRecord | None, findings: list[Finding], sources: tuple[SourceRun, ...]
-) -> Section | None:
-    if first is None:
-        return None
-    origin, finding = clip(_origin(first, sources)), sanitize(_finding_of(first, findings))
-    facts = record_facts(sanitize(first), finding, origin)
-    return Section("First divergence", (Entries((Entry(clip(first.call.op), facts, tone="bad"),)),), anchor="first")
-
-
-def _drift(steps: list[DriftStep]) -> Section | None:
-    if not steps:
-        return None
-    # A long run has thousands of steps: the first or last few would show no trend.
-    rows = _drift_rows(_evenly_spread(steps))
-    numbers = (Column("step", "number"), Column("max abs", "number"), Column("relative", "number"))
-    table = Table((*numbers, Column("worst at"), Column("module")), rows, len(steps) - len(rows), "steps")
-    lead = "Between the target's own chain of results and the reference's, by step."
-    blocks: list[Block] = [table]
-    if len(steps) > len(rows):
-        everything = Table(table.columns, _drift_rows(steps[:MAX_LISTED]), max(0, len(steps) - MAX_LISTED), "steps")
-        blocks.append(Later(lambda: (everything,), f"All {len(steps):,} steps"))
-    return Section("Accumulated error", tuple(blocks), lead, anchor="drift")
-
-
-def _drift_rows(steps: list[DriftStep]) -> tuple[tuple[Cell, ...], ...]:
-    return tuple(
-        (f"{d.step:,}", float_text(d.drift_abs), float_text(d.drift_rel), d.op, d.module) for d in sanitize(steps)
-    )
-
-
-def _findings(findings: list[Finding], details: FindingDetails) -> Iterator[Section]:
-    for kind, (title, lead) in _KINDS.items():
-        of_kind = [finding for finding in findings if finding.kind == kind]
-        entries = tuple(
-            Entry(
-                f.op,
-                finding_facts(f),
-                f"{f.n_calls:,} of {f.n_calls_of_op:,} calls, first is number {f.first_seq:,} in step {f.first_step:,}",
-                str(f.number),
-                TONES[kind],
-                f"finding-{f.number}",
-                facets=facets(f),
-                ranks=ranks(f),
-                inside=details.of(f),
-            )
-            for f in sanitize(of_kind[:MAX_FINDINGS])
-        )
-        if entries:
-            block = Entries(entries, len(of_kind) - len(entries))
-            yield Section(title, (block,), lead, len(of_kind), TONES[kind], kind)
-
-
-def _known(known: LedgerUse) -> Section | None:
-    if not known.findings:
-        return None
-    rows = tuple(
-        (f.op, f"{f.n_calls:,}", f.kind, *known_issue_texts(f), few(f.modules, f.n_modules, 1, MAX_CELL))
-        for f in sanitize(known.findings[:MAX_ROWS])
-    )
-    columns = (
-        _NAME,
-        _CALLS,
-        Column("kind", help=_KIND_HELP),
-        Column("reason"),
-        Column("until"),
-        Column("module", detail=2),
-    )
-    n = len(known.findings)
-    return Section("Known issues", (Table(columns, rows, n - len(rows)),), _KNOWN_LEAD, n, anchor="known")
-
-
-def findings_table(findings: Sequence[Finding]) -> Table:
-    """One row for each finding, for notebooks."""
-    rows = tuple(
-        (str(f.number), f.op, f.kind, f.because, f"{f.n_calls:,}", f.sites[0] if f.sites else "", f.next_step)
-        for f in sanitize(findings[:MAX_ROWS])
-    )
-    columns = (
-        Column("number", "number"), _NAME, Column("kind"), Column("cause"), _CALLS, Column("line"), Column("next step"),
-    )  # fmt: skip
-    return Table(columns, rows, len(findings) - len(rows))
-
-
-def operator_table(operators: Sequence[OperatorSummary]) -> Table:
-    """One row for each operator, those that need work first."""
-    rows = tuple(map(_operator, sanitize(operators[:MAX_OPERATORS])))
-    columns = (
-        _NAME, _CALLS, Column("outcome"), Column("max abs", "number"), Column("max rel", "number", 1),
-        Column("ULP", "number", 1), Column("bits", "number", 1), Column("ref", "number"), Column("target", "number"),
-        Column("dtypes", detail=1), Column("shapes", detail=2),
-    )  # fmt: skip
-    tags = tuple(tuple(_counts_of(operator)) for operator in operators[:MAX_OPERATORS])
-    choices = tuple(status for status in TONES if any(status in tag for tag in tags))
-    return Table(
-        columns, rows, len(operators) - len(rows), "operators", Limits(25, 50, 100),
-        filter=Filter(choices) if len(choices) > 1 else None, tags=tags,
-    )  # fmt: skip
-
-
-def _counts_of(op: OperatorSummary) -> dict[str, int]:
-    """Calls by outcome, where there are any."""
-    counts = {
-        "unsupported": op.n_unsupported, "error": op.n_error, "mismatch": op.n_mismatch, "fallback": op.n_fallback,
-        "unverified": op.n_unverified + op.n_own_failures, "match": op.n_match,
-    }  # fmt: skip
-    return {status: n for status, n in counts.items() if n}
-
-
-def _operator(op: OperatorSummary) -> tuple[Cell, ...]:
-    bits = str(op.remaining_bits) if op.remaining_bits >= 0 else "-"
-    compared = op.worst_seq >= 0
-    figures = (max_abs_text(op), float_text(op.max_rel), f"{op.max_ulp:,}", bits) if compared else ("-",) * 4
-    shapes = few(op.shapes, len(op.shapes) + op.n_more_shapes, 2, 90)
-    times = duration(op.ref_median_us), duration(op.target_median_us)
-    return (op.op, f"{op.n_calls:,}", _outcomes(_counts_of(op)), *figures, *times, few(op.dtypes), shapes)
-
-
-def _outcomes(counts: dict[str, int]) -> Cell:
-    return tuple(status_span(status, f"{n:,} {status}") for status, n in counts.items() if n)
-
-
-def _regions(regions: Regions) -> Section | None:
-    if not (regions.rows or regions.skipped):
-        return None
-    rows = sanitize(regions.rows[:MAX_ROWS])
-    columns = (
-        Column("region", "name"), Column("phase"), _CALLS, Column("outcome"), Column("max abs", "number"),
-        Column("operators", "number"), Column("backend"), Column("line"),
-    )  # fmt: skip
-    n_more = len(regions.rows) - len(rows)
-    table = Table(columns, tuple(map(_region, rows)), n_more, "regions", Limits(terminal=25))
-    described = [(row, region_facts(row)) for row in rows]
-    entries = tuple(Entry(row.name, facts, row.phase, tone=TONES[row.status]) for row, facts in described if facts)
-    skipped = sanitize(_by_reason(regions.skipped)[:MAX_ROWS])
-    blocks: list[Block] = [Note(clip(regions.line)), table, Entries(entries, limits=Limits(MAX_REGIONS, 20, 50))]
-    blocks += [Note(f"not compared: {s.n:,} calls of {s.op}, {s.reason}", "warn") for s in skipped[:MAX_REGIONS]]
-    return Section("Compiled regions", tuple(blocks), _REGIONS_LEAD, len(regions.rows), anchor="regions")
-
-
-def _region(region: RegionSummary) -> tuple[Cell, ...]:
-    counts = {
-        "mismatch": region.n_mismatch, "error": region.n_error, "unverified": region.n_unverified,
-        "match": region.n_match,
-    }  # fmt: skip
-    max_abs = "-" if region.worst is None else float_text(region.worst.max_abs)
-    n_operators = f"{region.n_operators:,}" if region.n_operators >= 0 else "-"
-    site = clip(short_site(region.site), MAX_CELL)
-    return (
-        region.name, region.phase, f"{region.n_calls:,}", _outcomes(counts), max_abs, n_operators, region.backend, site,
-    )  # fmt: skip
-
-
-def _coverage(coverage: Coverage) -> Section:
-    n, percents = coverage.n_by_state["supported"], (coverage.percent_operators, coverage.percent_calls)
-    facts = (
-        Fact("operators", f"{n:,} of {coverage.n_operators:,} ({percents[0]:.1f} %) run on the target"),
-        Fact("calls", f"{coverage.n_supported_calls:,} of {coverage.n_calls:,} ({percents[1]:.1f} %)"),
-    )
-    kernels = sanitize(coverage.missing_kernels[:MAX_ROWS])
-    rows = tuple((kernel.kernel, f"{kernel.n_calls:,}", few(kernel.ops)) for kernel in kernels)
-    columns = (Column("kernel to write", "name"), _CALLS, Column("needed by"))
-    table = Table(columns, rows, len(coverage.missing_kernels) - len(rows), "kernels")
-    return Section("Coverage", (Facts(facts), table) if rows else (Facts(facts),))
-
-
-def _notes(notes: Sequence[analysis.Note]) -> Section | None:
-    rows = tuple(
-        (n.op, f"{n.n_calls:,}", (status_span(n.status),), clip(describe_cause(n.cause, n.explanation, n.evidence, 1)))
-        for n in sanitize(notes[:MAX_ROWS])
-    )
-    table = Table((_NAME, _CALLS, Column("status"), Column("why")), rows, len(notes) - len(rows))
-    return Section("Not verified, or worth knowing", (table,), anchor="notes") if rows else None
-
-
-def _skipped(coverage: Coverage) -> Section | None:
-    skipped = _by_reason(s for s in coverage.skipped if not s.op.startswith(REGION))
-    rows = tuple((s.op, f"{s.n:,}", s.reason) for s in sanitize(skipped[:MAX_ROWS]))
-    table = Table((_NAME, _CALLS, Column("reason")), rows, len(skipped) - len(rows))
-    return Section("Skipped on purpose", (table,), anchor="skipped") if rows else None
-
-
-def _internal_failures(failures: Sequence[analysis.Note]) -> Section | None:
-    rows = tuple(
-        (n.op, f"{n.n_calls:,}", clip(describe_cause(None, n.explanation, n.evidence, 1)))
-        for n in sanitize(failures[:MAX_ROWS])
-    )
-    table = Table((_NAME, _CALLS, Column("error")), rows, len(failures) - len(rows))
-    lead = "shadowrun failed to compare these calls; they say nothing about the target."
-    return Section("shadowrun's own failures", (table,), lead, anchor="own-failures") if rows else None
-
-
-def _by_reason(skipped: Iterable[Skipped]) -> list[Skipped]:
-    """One row for each operator and reason, summed over devices, such as those of several ranks."""
-    rows: dict[tuple[str, str], Skipped] = {}
-    for row in skipped:
-        seen = rows.get((row.op, row.reason))
-        rows[row.op, row.reason] = row if seen is None else dataclasses.replace(seen, n=seen.n + row.n)
-    return sorted(rows.values(), key=lambda row: -row.n)
-
-
-def _finding_of(first: OpRecord | None, findings: list[Finding]) -> Finding | None:
-    """The finding that has a record."""
-    if first is None:
-        return None
-    key = (first.call.op, first.verdict.cause, without_numbers(first.verdict.explanation))
-    same = (f for f in findings if f.kind == "mismatch" and (f.op, f.cause, without_numbers(f.explanation)) == key)
-    return next(same, None)
-
-
-def _origin(first: OpRecord | None, sources: tuple[SourceRun, ...]) -> str:
-    """The run of a combined file that a call is from, and its number in it."""
-    if first is None or not sources:
-        return ""
-    # Combining renumbers the calls: each run has a range, in the order of the files.
-    source = next(source for source in reversed(sources) if source.first_seq <= first.call.seq)
-    name = name_runs(sources, [source.number]).removesuffix(" only")
-    return f"{name} first, as its call {first.call.seq - source.first_seq:,}"
-
-
-def _remarks(info: RunInfo, known: LedgerUse, gate: analysis.Gate) -> Iterator[str]:
+def _remarks(info: RunInfo, known: LedgerUse, gate: analysis.Gate) -> Iterator[Cell]:
     """Notes that a reader must see before the figures."""
     if not (info.complete or any(note.startswith(ENDED_EARLY) for note in info.notes)):
         yield _INCOMPLETE
@@ -509,8 +283,8 @@ def _remarks(info: RunInfo, known: LedgerUse, gate: analysis.Gate) -> Iterator[s
     # A ledger that is never cleaned would excuse new faults.
     outdated = [use.remark for use in known.lines if use.remark]
     yield from map(clip, outdated[:MAX_SUMMARY])
-    if len(outdated) > MAX_SUMMARY:
-        yield f"The ledger has {len(outdated) - MAX_SUMMARY} more lines that are out of date."
+    if left := outdated[MAX_SUMMARY:]:
+        yield (Span(f"The ledger has {len(left)} more lines that are out of date.", opens=tuple(map(clip, left))),)
 
 
 def _run_facts(info: RunInfo, steps: tuple[Step, ...], sources: tuple[SourceRun, ...]) -> Iterator[Fact]:
@@ -531,6 +305,12 @@ def _run_facts(info: RunInfo, steps: tuple[Step, ...], sources: tuple[SourceRun,
     yield from (Fact(label, clip(text), short=label != "overhead") for label, text in rows if text)
 
 
+def _costs(info: RunInfo) -> Iterator[Fact]:
+    """What the run took, in the digest."""
+    if text := overhead(info):
+        yield Fact("overhead", clip(text))
+
+
 def _combined(sources: tuple[SourceRun, ...]) -> str:
     if not sources:
         return ""
@@ -542,10 +322,3 @@ def _combined(sources: tuple[SourceRun, ...]) -> str:
 def _pairs(spec: str, fingerprint: dict[str, object]) -> str:
     described = ", ".join(f"{key} {value}" for key, value in fingerprint.items() if value not in (None, ""))
     return f"{spec} ({described})" if described else spec
-
-
-def _evenly_spread(steps: list[DriftStep]) -> list[DriftStep]:
-    """At most `MAX_STEPS`, with the first and the last."""
-    if len(steps) <= MAX_STEPS:
-        return steps
-    return [steps[i] for i in sorted({round(i * (len(steps) - 1) / (MAX_STEPS - 1)) for i in range(MAX_STEPS)})]

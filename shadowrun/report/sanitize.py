@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import re
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,22 +26,30 @@ MAX_WHOLE = 10_000
 # Fields with names of operators: shorter than texts, since tables have a column of them.
 _NAMES = frozenset({"op", "ops", "kernel", "missing_kernels", "missing_kernel"})
 _PICTURES = frozenset({"svg"})
+# Fields with lines of code, in which blanks count.
 _CODE = frozenset({"code"})
-"""Fields with lines of code, in which blanks count."""
+
+# Names of commands with a hyphen are refused anywhere, since a table may fold a text; `aten::error` is an operator.
+# What services read in a job's log as commands: GitHub's ``::set-output`` at the start of a line, and anywhere
+# ``##[add-matcher]`` and Azure's ``##vso[task.setvariable]``.
+_COMMANDS: Final = re.compile(r"(?:^|(?<=\s)):(?=:[A-Za-z])|:(?=:[a-z]+-)|#(?=#\w*\[)")
 
 T = TypeVar("T")
 
 
 def one_line(text: str) -> str:
-    """The text on one line, with unprintable characters replaced."""
+    """The text on one line, with unprintable characters replaced, and no command to a CI service."""
     # `split` first: a line break becomes a blank, and only then the rest a replacement character.
-    text = " ".join(text.split())
-    return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
+    return _shown(" ".join(text.split()))
 
 
 def code_line(text: str, length: int) -> str:
-    """A line of code of at most `length` characters, with its blanks; unprintable characters are replaced."""
-    text = text[:length]
+    """A line of code of at most `length` characters, with its blanks; else as `one_line`."""
+    return _shown(text[:length])
+
+
+def _shown(text: str) -> str:
+    text = _COMMANDS.sub(r"\g<0> ", text)
     return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 

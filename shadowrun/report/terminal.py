@@ -11,13 +11,15 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from shadowrun.report.document import Entries, Facts, Listing, Note, Section, Table, plain, shown, visible
+from shadowrun.report.blocks import Entries, Fact, Facts, Listing, Note, Prose, Section, Table, plain, shown, visible
+from shadowrun.report.document import View
 from shadowrun.report.sanitize import MAX_WHOLE, clip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shadowrun.report.document import Block, Cell, Document, Entry, Fact, GateLine
+    from shadowrun.report.blocks import Block, Cell, Entry
+    from shadowrun.report.document import Document, GateLine
 
 __all__ = ["render_terminal", "render_text"]
 
@@ -31,12 +33,15 @@ LABEL = 12
 """Characters in the column of labels."""
 
 _INDENT = "  "
+_WHOLE = View()
+# Characters of a cell of a table: a terminal folds them into a column.
 _MAX_CELL = 1000
-"""Characters of a cell of a table: a terminal folds them into a column."""
 _STYLES = {"good": "green", "bad": "red", "warn": "yellow", "dim": "dim", "action": "bold cyan", "strong": "bold"}
 
 
-def render_terminal(document: Document, *, width: int | None = None, colour: bool | None = None) -> str:
+def render_terminal(
+    document: Document, *, width: int | None = None, colour: bool | None = None, view: View = _WHOLE
+) -> str:
     """Coloured and as wide as the terminal where standard output is one; NO_COLOR and FORCE_COLOR are obeyed."""
     # Logs of CI services show colours, though they are no terminals.
     forced = colour is None and bool(os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")
@@ -58,7 +63,7 @@ def render_terminal(document: Document, *, width: int | None = None, colour: boo
     )
     # Narrower than that, rich would give columns no width; the terminal wraps the lines itself.
     console.width = max(console.width, MIN_WIDTH)
-    _Page(console).print(document)
+    _Page(console, view).print(document)
     # rich pads cells to the width of the console: trailing blanks in a log.
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
@@ -71,24 +76,40 @@ def render_text(document: Document) -> str:
 class _Page:
     """Prints blocks to a console."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, view: View) -> None:
         self.console = console
+        self._view = view
 
     def print(self, document: Document) -> None:
+        view = self._view
         self._wrapped(Text.assemble(("shadowrun", "bold"), f"  {document.title}"))
-        self._gate(document.gate)
-        for block in document.blocks:
+        blocks: Iterable[Block] = document.blocks
+        if document.digest and not view.details:
+            blocks = document.digest
+        elif document.digest and view.digest_last:
+            blocks = (*(block for block in document.blocks if isinstance(block, Section)), Note(""), *document.digest)
+        else:
+            self._gate(document.gate)
+        for block in blocks:
             self._block(block, first=False)
+        if view.hint and blocks is document.digest:
+            self._facts((Fact("more", view.hint),))
         if document.gate is not None:
             self.console.print()
             self._gate(document.gate)
+
+    def _shown(self, block: Table | Entries) -> tuple[int, str]:
+        """Rows to show, and the line that counts the others."""
+        if self._view.everything:
+            return shown(block, len(block.rows if isinstance(block, Table) else block.entries))
+        return shown(block, block.limits.terminal)
 
     def _gate(self, gate: GateLine | None) -> None:
         if gate is not None:  # not wrapped, so that grep finds the whole line
             self.console.print(Text(gate.line, "bold green" if gate.passed else "bold red"), soft_wrap=True)
 
     def _block(self, block: Block, *, first: bool) -> None:
-        if isinstance(block, Facts | Table | Listing) and not first:
+        if isinstance(block, Facts | Table | Listing | Prose) and not first:
             self.console.print()
         if isinstance(block, Note):
             self._note(block)
@@ -97,12 +118,14 @@ class _Page:
         elif isinstance(block, Table):
             self._table(block)
         elif isinstance(block, Entries):
-            n, more = shown(block, block.limits.terminal)
+            n, more = self._shown(block)
             for entry in block.entries[:n]:
                 self._entry(entry)
             self._more(more)
         elif isinstance(block, Listing):
             self._listing(block)
+        elif isinstance(block, Prose):
+            self._prose(block)
         elif isinstance(block, Section):
             self._section(block)
 
@@ -122,6 +145,12 @@ class _Page:
         """Indented, so that no line of it can look like a gate line, and not wrapped, to be copied."""
         for line in listing.code:
             self.console.print(Text(f"{_INDENT}{line}".rstrip()), soft_wrap=True)
+
+    def _prose(self, prose: Prose) -> None:
+        from rich.markdown import Markdown
+
+        # Without colours of its own for code: they are chosen for a dark background.
+        self.console.print(Markdown("\n".join(prose.code), code_theme="bw", hyperlinks=False, justify="left"))
 
     def _note(self, note: Note) -> None:
         mark = "! " if note.tone == "warn" else f"{note.label}: " if note.label else ""
@@ -162,7 +191,7 @@ class _Page:
         self._facts(entry.facts)
 
     def _table(self, table: Table) -> None:
-        n, more = shown(table, table.limits.terminal)
+        n, more = self._shown(table)
         if table.compact:
             self._compact(table, n)
         elif n:

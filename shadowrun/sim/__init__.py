@@ -52,6 +52,7 @@ _device: RegisteredDevice | None = None
 
 
 def __getattr__(name: str) -> Any:
+    # Read lazily: the command line lists platforms without an import of torch, which takes seconds.
     if name not in ("CATALOGUE", "FATAL", "PRESETS", "Flaw"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from shadowrun.sim import catalogue, flaw
@@ -79,6 +80,7 @@ def enable(name: str = "sim", flaws: Iterable[str] = (), preset: str = "clean", 
     names = _checked(flaws, preset)
     if _device is None:
         _device = _register(name)
+    # A comparison has registered it under no name: the program may still choose one.
     if not is_named():
         _device.rename(name)
     elif device_name() != name:
@@ -232,6 +234,7 @@ def _checked(names: Iterable[str], preset: str = "clean") -> tuple[str, ...]:
 def _lookup(name: str, known: Mapping[str, _T], what: str, slug: str) -> _T:
     if name in known:
         return known[name]
+    # A low cutoff: names of flaws are long, and a user knows a part of one.
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise PlatformError(

@@ -63,6 +63,7 @@ need(
 )
 
 _CPU = torch.device("cpu")
+# `kDLExtDev` of dlpack.h, which torch maps to PrivateUse1 in both directions.
 _DL_EXTENSION = 12
 
 # The offset of `DLTensor.device.device_type` after the `void* data` of DLPack's ABI.
@@ -159,6 +160,7 @@ def _shadow_of(storage: Any) -> Any:
     """The CPU storage on the memory of a device's storage that came without one."""
     if storage.device.type != current_name():
         msg = (
+            # The words of torch's own check, which programs and tests look for.
             "Expected all tensors to be on the same device, but found at least two devices, "
             f"{current_name()}:0 and {storage.device}!"
         )
@@ -175,6 +177,7 @@ def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
     try:
         shadow = storage._shadow  # type: ignore[attr-defined]
     except AttributeError:
+        # `wrap` did not make it: mostly a tensor of another device, which torch refuses with the message there.
         shadow = _shadow_of(storage)
     dtype = tensor.dtype
     alias = torch.empty(0, dtype=dtype, device=_CPU).set_(
@@ -330,6 +333,7 @@ def unregister(library: Library) -> None:
 def _storage_to_device(storage: Any, device: Any = None, non_blocking: bool = False) -> Any:  # noqa: ARG001
     if storage.device.type == current_name():
         return storage
+    # A new storage: torch's own copy between devices asks an allocator, and the device has none.
     made = torch.UntypedStorage(storage.nbytes(), device=current_name())  # type: ignore[no-untyped-call]
     return made.copy_(storage, False)
 
@@ -347,6 +351,7 @@ def patch_storages() -> None:
         name = current_name()
         if device is None or torch.device(device).type != name:
             return made(kind, *args, **kwargs) if device is None else made(kind, *args, device=device, **kwargs)
+        # Torch calls it with a size or with a list of bytes; pickled storages come by the size.
         (size,) = args or (0,)
         with NoTorchFunction():
             if isinstance(size, int):

@@ -37,6 +37,7 @@ def lstm_cell(
     gates = igates + hgates
     if ibias is not None and hbias is not None:
         gates = igates + ibias + (hgates + hbias)
+    # The order of the gates in torch's fused cells, which the weights of `nn.LSTM` have too.
     i, f, g, o = gates.chunk(4, 1)
     i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
     new = f * cell + i * g
@@ -52,6 +53,7 @@ def lstm_cell_backward(
     has_bias: bool,
 ) -> Any:
     """Gradients of the gates, of the cell state and of a bias."""
+    # Autograd asks with neither where the loss depends on no result; the operator returns undefined tensors there.
     if grad_h is None and grad_c is None:
         return None, None, None
     i, f, g, o = workspace.chunk(4, 1)
@@ -87,6 +89,8 @@ def gru_cell(
 
 def gru_cell_backward(grad: torch.Tensor, workspace: torch.Tensor, has_bias: bool) -> Any:
     """Gradients of both gates, of the hidden state and of both biases."""
+    # Forward and backward are both ours, so the layout of the workspace is free; CUDA's is another, and no one else
+    # reads it.
     r, z, n, hidden, hn = workspace.chunk(5, 1)
     grad_n = grad * (1 - z) * (1 - n * n)
     grad_r, grad_z = grad_n * hn * r * (1 - r), grad * (hidden - n) * z * (1 - z)
@@ -140,6 +144,7 @@ def _empty_strided(
         return _wrap(torch.empty_strided(size, stride, dtype=dtype, device=_CPU))
 
 
+# Autograd's zero gradient. Real zeros: a ZeroTensor has a null pointer, which kernels of the CPU would read.
 def _zero_tensor(size: list[int], dtype: Any = None, **_: Any) -> torch.Tensor:
     with NoTorchFunction():
         return _wrap(torch.zeros(size, dtype=dtype, device=_CPU))
@@ -213,6 +218,7 @@ def _convolution(source: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
 def _convolution_backward(grad: torch.Tensor, source: torch.Tensor, weight: torch.Tensor, *options: Any) -> Any:
     # The overrideable form is not given the size of the bias, which the operator of the CPU needs.
     transposed, groups = options[3], options[5]
+    # A transposed convolution has the weight (in, out / groups, ...).
     bias_size = [weight.size(1) * groups if transposed else weight.size(0)]
     return _aten.convolution_backward.default(grad, source, weight, bias_size, *options)
 

@@ -144,11 +144,14 @@ class KernelChanges:
 
     def remove(self, *operators: str) -> None:
         """Takes the kernels away, so that the dispatcher itself reports them as missing."""
+        # The text that a real backend gives for a missing operator is then what is classified, and no imitation of
+        # it.
         self.removed.update(operators)
 
 
 def _inplace(function: Callable[..., Any], plain: Kernel) -> Callable[..., Any]:
     def kernel(_: Kernel, target: Any, *args: Any, **kwargs: Any) -> Any:
+        # The result may have another dtype, and an in-place operator keeps that of its tensor.
         return target.copy_(function(plain, target, *args, **kwargs))
 
     return kernel

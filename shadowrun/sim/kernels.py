@@ -69,6 +69,7 @@ _MIXED = ("aten::_copy_from", "aten::index", "aten::_index_put_impl_", "aten::_p
 
 
 def _kind(cls: type) -> int:
+    # Once per class: `issubclass` for each argument of each call is slower than the lookup.
     kind = _KINDS[cls] = _TENSOR if issubclass(cls, torch.Tensor) else _OTHER
     return kind
 
@@ -223,6 +224,7 @@ def _dtype_beside(inputs: Sequence[Any], number: complex) -> torch.dtype:
     """The dtype in which an operator takes a number: that of its tensors, unless the number is of a wider kind."""
     tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
     # A condition does not decide.
+    # As type promotion does: a number of the same kind (int with int32) does not widen its tensors.
     dtypes = [torch.result_type(t, number) for t in tensors if t.dtype is not torch.bool]
     return functools.reduce(torch.promote_types, dtypes) if dtypes else _dtype_of(number)
 
@@ -241,6 +243,7 @@ def _resized(alias: Any, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None
         for one in alias:
             _resized(one, pairs)
     for seen, tensor in pairs:
+        # The address as well: a storage that was grown lies elsewhere, with equal sizes.
         if seen is alias and (
             alias.size() != tensor.size() or alias.stride() != tensor.stride() or alias.data_ptr() != tensor.data_ptr()
         ):
@@ -261,6 +264,7 @@ def _returned_arguments(schema: Any) -> tuple[tuple[int, str], ...] | None:
         alias = next(iter(value.alias_info.before_set), "") if value.alias_info is not None else ""
         if not alias or not value.alias_info.is_write:
             return None
+        # In a schema, a result that is an argument has the argument's letter: `(a!)`.
         found.append(written[alias])
     return tuple(found)
 
@@ -271,6 +275,7 @@ def _output(value: torch.Tensor, pairs: list[tuple[torch.Tensor, torch.Tensor]])
         if value is alias:
             return tensor
         # A view shares the memory of its base, as on any device.
+        # torch keeps one Python object for a storage while it is referred to, as it is by the alias.
         if storage is alias.untyped_storage():
             return device.view_of(tensor, value)
     return device.wrap(value)

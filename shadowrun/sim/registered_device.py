@@ -36,8 +36,8 @@ _LOWER = (
     "scaled_dot_product_attention",
 )  # fmt: skip
 _WIDEST = ("cat", "stack", "index_copy")
+# Its cast calls another operator of the CPU, which the device does not have.
 _NO_CAST = ("mkldnn_rnn_layer",)
-"""Its cast calls another operator of the CPU, which the device does not have."""
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
@@ -71,10 +71,12 @@ def _register_autocast() -> Library:
         return torch.get_autocast_dtype(device.current_name())
 
     def widest(args: Any) -> torch.dtype:
+        # `cat` and `stack` have a list first, `index_copy` has tensors.
         values = args[0] if isinstance(args[0], (list, tuple)) else [a for a in args if isinstance(a, torch.Tensor)]
         return torch.float32 if any(v.dtype == torch.float32 for v in values) else lower(args)
 
     rules = {**dict.fromkeys(_LOWER, lower), **dict.fromkeys(_WIDEST, widest)}
+    # Asked of torch: the list of another version is not that of 2.13.
     names = [n.removeprefix("aten::") for n in device.all_operators() if device.has_kernel(n, "AutocastCPU")]
     pairs = [
         (f"aten::{n}", _kernel(device.overload(f"aten::{n}"), rules.get(n, lambda _: torch.float32)))
@@ -198,12 +200,11 @@ def _index(device: Any = None) -> int:
 def _make_module() -> types.ModuleType:
     """The device module.
 
-    Memory statistics are absent on purpose: the device uses the host's memory, and a stub that returns 0 would look
-    like a measurement.
-
     Returns:
         A module to be registered as ``torch.<name>``.
     """
+    # Memory statistics are absent on purpose: the device uses the host's memory, and a stub that returns 0 would look
+    # like a measurement.
     module = types.ModuleType("torch.sim", "Simulated accelerator of shadowrun.")
 
     def set_device(device: Any) -> None:

@@ -48,6 +48,7 @@ class Stream:
         with self._lock:
             # memset and memmove, no operators: a comparison would see those.
             ctypes.memset(host.data_ptr(), _POISON, host.nbytes)
+            # It holds both: the program may free its host tensor, and the device would write to freed memory.
             self._pending.append((host, value))
             self._n_deferred += 1
 
@@ -63,6 +64,7 @@ class Stream:
     def run_to(self, position: int) -> None:
         """Advance the stream to a position."""
         with self._lock:
+            # In order, as a stream does: a later copy never arrives before an earlier one.
             while self._n_written < position:
                 host, value = self._pending.popleft()
                 ctypes.memmove(host.data_ptr(), value.data_ptr(), value.nbytes)

@@ -1,18 +1,25 @@
 """`shadowrun explain`: the facts on an operator, and the rung that decided on a call."""
 
 import json
+import os
+import re
 import sqlite3
+import subprocess
+import sys
+import traceback
 from pathlib import Path
 
 import pytest
 import torch
 
 import shadowrun
+from shadowrun.cli import documentation
 from shadowrun.cli.main import main
 from shadowrun.errors import UsageError
 from shadowrun.judge.describe import describe, page
 from shadowrun.operators.fact_table import ROWS
 from shadowrun.operators.facts import facts
+from shadowrun.schedule.selection import why_unknown
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,7 +83,7 @@ def test_an_operator_with_defaults_says_so(capsys):
 @pytest.mark.parametrize("name", ["aten::nosuchoperator", "nosuchoperator"])
 def test_an_operator_that_torch_does_not_have(name, capsys):
     assert explain(name) == 2
-    assert "messages.md#unknown-operator" in capsys.readouterr().err
+    assert "shadowrun explain unknown-operator" in capsys.readouterr().err
 
 
 def test_every_row_is_described():
@@ -200,7 +207,7 @@ def test_from_python(recorded):
 )
 def test_wrong_usage(argv, slug, recorded, capsys):
     assert explain(*argv) == 2
-    assert f"messages.md#{slug}" in capsys.readouterr().err
+    assert f"shadowrun explain {slug}" in capsys.readouterr().err
 
 
 # -- files of others ---------------------------------------------------------------------------------
@@ -226,3 +233,73 @@ def test_texts_of_a_file_are_sanitized(recorded, capsys):
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert "\nx" not in shown
+
+
+# -- the documentation -------------------------------------------------------------------------------
+
+
+def test_every_error_names_the_command_that_prints_its_entry(capsys):
+    assert explain("none.shadowrun", "--finding", "1") == 2
+    slug = re.search(r"\[shadowrun explain (.*)\]\n$", capsys.readouterr().err)[1]
+    assert slug == "data-file-missing"
+    assert explain(slug) == 0
+    assert "No data file has this name. Record one with shadowrun run --data FILE" in read(capsys)
+
+
+def test_in_python_the_command_is_below_the_message():
+    with pytest.raises(UsageError) as caught:
+        shadowrun.compare("cpu", shedule=None)
+    assert traceback.format_exception(caught.value)[-1] == "[shadowrun explain unknown-option]\n"
+
+
+def test_all_entries_and_pages_can_be_printed(capsys):
+    assert explain("--list", "-f", "json") == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert {"bad-spec", "findings"} <= set(listed["messages"])
+    assert {"howto/drift", "verdicts"} <= set(listed["pages"])
+    for name in (*listed["messages"], *listed["pages"]):
+        text = documentation.find(name)
+        assert text.name == name
+        assert text.body
+        # What links name can be printed too, with the package alone.
+        for linked in re.findall(r"\(`shadowrun explain ([a-z/-]+)`\)", text.body):
+            assert documentation.find(linked) is not None, (name, linked)
+        assert not re.findall(r"\]\((?!https?://)[^)]*\)", text.body), name
+
+
+@pytest.mark.parametrize("shape", ["txt", "md", "html", "json", "csv"])
+def test_an_entry_in_every_format(shape, capsys):
+    assert explain("unknown-setting", "-f", shape) == 0
+    shown = read(capsys)
+    assert "CPU settings" in shown
+    assert "howto/cpu" in shown
+    assert ("<code>cpu</code>" in shown) == (shape == "html")
+
+
+def test_names_near_an_unknown_one(capsys):
+    assert explain("unknown-devise") == 2
+    assert "Did you mean 'unknown-device' or " in capsys.readouterr().err
+    assert explain("howto/drit") == 2
+    assert "Did you mean 'howto/drift'" in capsys.readouterr().err
+    assert explain("zzzz-zzzz") == 2
+    assert "called 'zzzz-zzzz'. `shadowrun explain --list` lists all." in capsys.readouterr().err
+
+
+def test_an_operator_of_the_name_of_a_page_stays_one(capsys):
+    assert explain("diff") == 0
+    assert "facts on aten::diff" in read(capsys)
+
+
+def test_a_name_has_one_meaning():
+    messages, pages = documentation.names()
+    assert not set(messages) & set(pages)
+    for name in (*messages, *pages):
+        assert why_unknown(f"aten::{name}"), f"{name} is an operator, which could no longer be explained"
+
+
+def test_an_entry_needs_no_torch(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch')")
+    command = [sys.executable, "-c", "from shadowrun.cli.main import main; main(['explain', 'torch-lacks'])"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert "lacks" in done.stdout

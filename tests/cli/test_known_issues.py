@@ -74,7 +74,7 @@ def test_a_recorded_run_is_read_with_todays_ledger(folder, capsys):
     assert main(["report", "../.shadowrun", "--known", "other.toml"]) == 0
     assert "PASSED: " in capsys.readouterr().out
     assert main(["report", "../.shadowrun", "--known", "nothing.toml"]) == 2
-    assert "docs/messages.md#settings-missing" in capsys.readouterr().err
+    assert "shadowrun explain settings-missing" in capsys.readouterr().err
 
 
 def test_the_gate_of_a_run(folder):

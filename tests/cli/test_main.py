@@ -73,7 +73,7 @@ def test_own_errors_are_one_line(capsys, tmp_path):
     assert cli.main(["report", str(tmp_path / "none.shadowrun")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("shadowrun: error: There is no data file")
-    assert error.endswith("[docs/messages.md#data-file-missing]\n")
+    assert error.endswith("[shadowrun explain data-file-missing]\n")
     assert error.count("\n") == 1
 
 

@@ -144,7 +144,7 @@ def test_diff_names_the_command(recorded, capfd):
 def test_wrong_use(recorded, capfd, words, slug):
     assert main(["replay", *words]) == 2
     said = capfd.readouterr().err
-    assert f"messages.md#{slug}" in said
+    assert f"shadowrun explain {slug}" in said
     assert "Traceback" not in said
 
 

@@ -180,7 +180,7 @@ def test_refused_before_the_program_starts(program, capsys, options, slug):
     assert main(["run", *options, program("print('started')")]) == 2
     out, error = capsys.readouterr()
     assert "started" not in out
-    assert f"[docs/messages.md#{slug}]" in error
+    assert f"[shadowrun explain {slug}]" in error
     assert "Traceback" not in error
 
 

@@ -57,4 +57,4 @@ def test_a_program_is_shown_by_its_id_or_name(zoo, capsys):
 )
 def test_errors_say_what_to_do(zoo, capsys, words, slug):
     assert main(["zoo", *words, *([] if "--zoo" in words else ["--zoo", str(zoo)])]) == 2
-    assert f"messages.md#{slug}" in capsys.readouterr().err
+    assert f"shadowrun explain {slug}" in capsys.readouterr().err

@@ -88,7 +88,9 @@ def test_a_wheel_from_the_archive_of_sources(unpacked, tmp_path, compiler):
         names = file.namelist()
         file.extractall(tmp_path / "installed")
     sources = {str(f.relative_to(unpacked).as_posix()) for f in (unpacked / "shadowrun").rglob("*") if f.is_file()}
-    assert of_package(names) == {name for name in sources if not name.endswith((".c", ".h"))}
+    pages = {f"shadowrun/pages/{f.relative_to(unpacked / 'docs').as_posix()}" for f in unpacked.glob("docs/**/*.md")}
+    pages = {page for page in pages if "/reference/" not in page}
+    assert of_package(names) == {name for name in sources if not name.endswith((".c", ".h"))} | pages
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"shadowrun"}
     code = "from shadowrun import native; print(native.__file__, native.state())"
     env = {k: v for k, v in os.environ.items() if k != "SHADOWRUN_NATIVE"} | {"PYTHONPATH": str(tmp_path / "installed")}
@@ -97,6 +99,10 @@ def test_a_wheel_from_the_archive_of_sources(unpacked, tmp_path, compiler):
     ).stdout
     assert str(tmp_path) in printed
     assert printed.endswith(" on\n" if compiler else " off (not built)\n"), log
+    # A user who has the wheel alone can read the entry that an error message names.
+    explain = [sys.executable, "-m", "shadowrun", "explain", "unknown-device"]
+    entry = subprocess.run(explain, cwd=tmp_path, env=env, capture_output=True, text=True, check=True).stdout
+    assert "No device type of this name" in entry
 
 
 def test_an_editable_install_is_a_line_in_a_file_and_keeps_no_former_build(unpacked, tmp_path):

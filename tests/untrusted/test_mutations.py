@@ -92,7 +92,7 @@ def _run(capsys, argv: list[str]) -> str:
     said = capsys.readouterr().err
     assert "Traceback" not in said, said
     assert "internal error" not in said, said
-    found = re.search(r"\[docs/messages.md#(.*)\]$", said.strip())
+    found = re.search(r"\[shadowrun explain (.*)\]$", said.strip())
     assert (status == 2) == (found is not None) or "no script could be written" in said, (status, said)
     return found[1] if status == 2 and found else ""
 

@@ -28,15 +28,17 @@ from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, 
 from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
 from shadowrun.types import Cause, Phase, RunInfo, Status, TensorDiff, TensorMeta, Verdict
 
-EVIL = "\x1b]0;own\x07\x1b[31m\nFAKE LINE\r\x9b1m \u202egnp\u2066\u200b\u2028 \udce9\x00 é"
+COMMANDS = "::set-output name=x::y ##[add-matcher]m.json ##vso[task.setvariable variable=x]y"
+EVIL = f"{COMMANDS}\x1b]0;own\x07\x1b[31m\nFAKE LINE\r\x9b1m \u202egnp\u2066\u200b\u2028 \udce9\x00 é{COMMANDS}"
 FORMATS = ("txt", "terminal", "md", "json", "csv", "html")
 FORMULA = "=cmd|' /C calc'!A0"
 
 
 def safe(text: str, where: str) -> None:
-    """Of what is no line end, all is printable; and no line is of the file's making."""
+    """Of what is no line end, all is printable; no line is of the file's making, and none a command to a CI service."""
     for line in text.splitlines():
         assert line.isprintable(), (where, line)
+        assert not re.search(r"^\s*::set-output|##\w*\[", line), (where, line)
         assert not line.startswith("FAKE"), (where, line)
 
 
@@ -96,7 +98,9 @@ def said(capsys, *argv: object) -> str:
         ("export", ..., "-f", "md"), ("export", ..., "-f", "txt"), ("export", ..., "-f", "html"),
         ("repro", ..., "--finding", "no"), ("repro", ..., "--no-minimise"), ("combine", ..., "-o", "c.shadowrun"),
         ("static", "mps", ...), ("static", "mps", ..., "-f", "csv"), ("static", "mps", ..., "-f", "json"),
-        ("slowdown", ...),
+        ("slowdown", ...), ("known", ...), ("known", ..., "--init", "--dry-run"),
+        *(("export", ..., "-f", form) for form in ("github", "sarif", "junit", "codequality", "csv")),
+        ("report", ..., "--baseline", ...), ("explain", ..., "0"), ("classes", ...), ("diff", ..., ...),
     ],
     ids=lambda argv: " ".join("file" if a is ... else a for a in argv),
 )  # fmt: skip
@@ -250,6 +254,20 @@ def test_show_replaces_what_cannot_be_shown(capsys):
     assert capsys.readouterr().out == "a?b"
 
 
+@pytest.mark.parametrize("width", [60, 61, 67, 100])
+def test_a_folded_name_is_no_command(width):
+    """A table folds a long name anywhere, and a line of it may begin with what a service obeys."""
+    from shadowrun.report.document import Column, Table
+    from shadowrun.report.terminal import render_terminal
+
+    rows = tuple((f"{'x' * n}::set-output name=x::y", "##vso[task.x]y") for n in range(40))
+    table = Table((Column("operator", "name"), Column("why")), rows)
+    safe(render_terminal(Document("x", (table,), {}, Records((), ())), width=width), "")
+
+
 def test_one_line_keeps_what_is_harmless():
+    assert one_line("lib::error of aten::add, x[::2], a ## b[0] and ::1") == (
+        "lib::error of aten::add, x[::2], a ## b[0] and ::1"
+    )
     assert one_line("aten::mm(f32[8, 16]) → é 日本") == "aten::mm(f32[8, 16]) → é 日本"
     assert one_line("a\r\n\tb") == "a b"

@@ -37,6 +37,7 @@ def maximum_drops_nan(kernels: KernelChanges) -> None:
     def compute(op: Kernel, a: torch.Tensor, b: torch.Tensor) -> Any:
         if not (a.is_floating_point() and b.is_floating_point()):
             return op(a, b)
+        # As `fmax` of C does, which a kernel that is translated from C may call for `maximum`.
         return op(torch.where(a.isnan(), b, a), torch.where(b.isnan(), a, b))
 
     kernels.replace_variants(compute, "aten::maximum", "aten::minimum")
@@ -71,6 +72,7 @@ def reduced_max_drops_nan(kernels: KernelChanges) -> None:
 )
 def clamp_nan_to_bound(kernels: KernelChanges) -> None:
     def compute(op: Kernel, value: torch.Tensor, *bounds: Any, **kwargs: Any) -> Any:
+        # `min(max(x, low), high)` by comparisons: NaN is not greater than the bound, so the bound is taken.
         low = next((b for b in (*bounds, *kwargs.values()) if b is not None), 0.0)
         result = op(value, *bounds, **kwargs)
         return torch.where(value.isnan(), torch.full_like(result, low), result) if value.is_floating_point() else result
@@ -107,6 +109,7 @@ def nan_to_zero_integer(kernels: KernelChanges) -> None:
 )
 def tril_of_inf(kernels: KernelChanges) -> None:
     def compute(op: Kernel, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        # Infinity times the mask's 0 is NaN.
         return value * op(torch.ones_like(value), *args, **kwargs)
 
     kernels.replace_variants(compute, "aten::tril", "aten::triu")
@@ -141,6 +144,7 @@ def baddbmm_beta_zero(kernels: KernelChanges) -> None:
     trigger=lambda device: torch.hypot(_tensor(device, 3e30, _INF, 3), _tensor(device, 4e30, _NAN, 4)),
 )
 def hypot_overflows(kernels: KernelChanges) -> None:
+    # 3e30 squared is beyond float32. torch gives infinity if either operand is, with NaN too: squares do not.
     kernels.replace_variants(lambda _, a, b: (a * a + b * b).sqrt(), "aten::hypot")
 
 
@@ -236,6 +240,7 @@ def mul_flushes_subnormals(kernels: KernelChanges) -> None:
 )
 def sqrt_nan_is_zero(kernels: KernelChanges) -> None:
     def compute(op: Kernel, value: torch.Tensor) -> Any:
+        # `clamp` keeps NaN, so that only negative numbers are wrong.
         return op(value.clamp(min=0)) if value.is_floating_point() else op(value)
 
     kernels.replace_variants(compute, "aten::sqrt")

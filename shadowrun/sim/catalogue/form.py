@@ -83,6 +83,7 @@ def leaky_relu_ignores_strides(kernels: KernelChanges) -> None:
         if value.is_contiguous() or not torch.ops.aten.is_non_overlapping_and_dense(value):
             return op(value, *args)
         strides = torch.empty(value.shape, device="meta").stride()
+        # A dense tensor without gaps: any order of its strides stays within its memory.
         misread = value.as_strided(value.shape, strides, value.storage_offset()).clone()
         return torch.empty_like(value).copy_(op(misread, *args))
 
@@ -106,6 +107,7 @@ def _trigger_mul_inplace_lost(device: str) -> Any:
 def mul_inplace_lost(kernels: KernelChanges) -> None:
     def compute(kernel: Kernel, target: torch.Tensor, factor: Any) -> Any:
         if not target.is_contiguous():
+            # The copy is written to and dropped.
             kernel(target.contiguous(), factor)
             return target
         return kernel(target, factor)

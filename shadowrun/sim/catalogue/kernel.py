@@ -143,6 +143,7 @@ def index_select_off_by_one(kernels: KernelChanges) -> None:
     def compute(kernel: Kernel, value: torch.Tensor, dim: int, index: torch.Tensor) -> Any:
         if index.dim() and index.numel():
             index = index.clone()
+            # Within the table: an index outside would be another fault, an error.
             index[-1] = (index[-1] + 1) % value.shape[dim]
         return kernel(value, dim, index)
 
@@ -158,6 +159,7 @@ def index_select_off_by_one(kernels: KernelChanges) -> None:
 )
 def remainder_sign(kernels: KernelChanges) -> None:
     def compute(_: Kernel, a: Any, b: Any) -> Any:
+        # They differ only where dividend and divisor have different signs.
         return torch.fmod(a, b)
 
     kernels.replace(compute, "aten::remainder.Tensor")

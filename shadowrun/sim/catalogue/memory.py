@@ -36,6 +36,8 @@ def layer_norm_centres_its_input(kernels: KernelChanges) -> None:
     def compute(kernel: Kernel, value: torch.Tensor, *args: Any) -> Any:
         results = kernel(value, *args)
         if value.numel():
+            # After the kernel has read it: the results are right, and only a later reader of the input sees the
+            # fault.
             value.sub_(value.mean(-1, keepdim=True))
         return results
 
@@ -59,6 +61,7 @@ def _trigger_mul_writes_past_the_view(device: str) -> Any:
 def mul_writes_past_the_view(kernels: KernelChanges) -> None:
     def compute(kernel: Kernel, target: torch.Tensor, factor: Any) -> Any:
         result = kernel(target, factor)
+        # Another factor would have to be laid out like the element behind the end.
         is_number = not isinstance(factor, torch.Tensor) or factor.dim() == 0
         if target.numel() and is_number:
             after = target.storage_offset() + 1

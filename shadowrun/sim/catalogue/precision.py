@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["flaw"]
 
+# Position of the first factor.
 _FIRST_FACTOR = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
-"""Position of the first factor."""
 
 _CONVOLUTIONS = ("aten::convolution_overrideable", "aten::convolution_backward_overrideable")
 
@@ -59,6 +59,7 @@ def _to_tf32(value: torch.Tensor) -> torch.Tensor:
     """Rounds float32 to 10 bits of mantissa, to nearest."""
     if value.dtype != torch.float32:
         return value
+    # Of 23 bits, 10 stay: half of the last one that stays is added, and the 13 below it are cut off.
     rounded = ((value.contiguous().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
     # Half a unit added to the bits of a NaN may carry into its sign: it would become a zero.
     return torch.where(value.isfinite(), rounded, value)
@@ -126,6 +127,7 @@ def matmul_accumulates_in_half(kernels: KernelChanges) -> None:
     def sum_(op: Kernel, c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
         if a.dtype not in (torch.float16, torch.bfloat16):
             return op(c, a, b, beta=beta, alpha=alpha)
+        # As torch: with beta=0 the addend is not read, and its NaN does not count.
         return alpha * _product_in_half(a, b) + (beta * c if beta else 0)
 
     kernels.replace_variants(product, "aten::mm", "aten::bmm")
@@ -144,6 +146,7 @@ def matmul_accumulates_in_half(kernels: KernelChanges) -> None:
 )
 def sum_in_other_order(kernels: KernelChanges) -> None:
     def compute(kernel: Kernel, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        # No dims, or an empty list of them, means all.
         dims = range(value.dim()) if not args or not args[0] else args[0]
         return kernel(value.flip(tuple(dims)), *args, **kwargs)
 

@@ -35,6 +35,8 @@ flaw = FlawKind("support", cause=Cause.MISSING_OPERATOR, statuses=("unsupported"
     trigger=lambda device: randn(device, 4, 5).cumsum(1),
 )
 def missing_cumsum(kernels: KernelChanges) -> None:
+    # The functional and the in-place kernel of a real backend are made of the `out` one, so that all three are
+    # missing.
     kernels.remove("aten::cumsum", "aten::cumsum_", "aten::cumsum.out")
 
 
@@ -71,6 +73,7 @@ def missing_lerp(kernels: KernelChanges) -> None:
 
 def _trigger_missing_addcdiv(device: str) -> None:
     weight = nn.Parameter(randn(device, 8))
+    # foreach: the fused list operator runs the missing one for each tensor.
     optimizer = torch.optim.AdamW([weight], foreach=True)
     weight.square().sum().backward()  # type: ignore[no-untyped-call]
     optimizer.step()
@@ -311,6 +314,7 @@ def _warned_on_stderr(kernels: KernelChanges, *operators: str) -> None:
 
     def before_of(name: str) -> Callable[..., None]:
         def before(*args: Any, **kwargs: Any) -> None:
+            # Once, as c10's `TORCH_WARN_ONCE`: the detector must know later calls from the first.
             if name not in warned:
                 warned.add(name)
                 line = (

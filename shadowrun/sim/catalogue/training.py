@@ -21,6 +21,7 @@ flaw = FlawKind("training", cause=Cause.IMPLEMENTATION)
 
 
 def _backward(function: Any, device: str) -> None:
+    # Plus 1: where relu is 0, the gradient of its square would be 0 as well, and nothing could leak.
     (function(randn(device, 64).requires_grad_()) + 1).square().sum().backward()
 
 
@@ -127,6 +128,7 @@ def _trigger_embedding_loses_duplicates(device: str) -> None:
 def embedding_loses_duplicates(kernels: KernelChanges) -> None:
     def compute(_: Kernel, grad: Any, indices: Any, rows: int, padding: int, *__: Any) -> Any:
         result = grad.new_zeros(rows, grad.shape[-1])
+        # One by one: which of equal indices an assignment of all keeps is not defined.
         for row, index in zip(grad.reshape(-1, grad.shape[-1]), indices.reshape(-1).tolist(), strict=True):
             if index != padding:
                 # Assigned where it has to be added: the last row stays.

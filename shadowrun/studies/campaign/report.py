@@ -1,4 +1,4 @@
-"""Report of a campaign as a `Document`: stages, platforms, oracles side by side, root causes, throughput."""
+"""Report of a campaign: a `Document` of stages, platforms, oracles and throughput; its root causes as `Issues`."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ from shadowrun.report.document import (
     Span,
     Table,
 )
-from shadowrun.studies.campaign.cause_report import also, cause_data, target_name
+from shadowrun.report.issues import Issue, Issues
+from shadowrun.report.sanitize import clip
+from shadowrun.studies.campaign.cause_report import cause_data, other_forms, target_name
 from shadowrun.studies.campaign.findings import PUBLISHED_CAUSES, published_cause, without_flaws
-from shadowrun.studies.campaign.issues import campaign_issues
 from shadowrun.studies.campaign.oracles import RULES
 from shadowrun.studies.campaign.summary import DEFINITIONS, upper_bound
 from shadowrun.studies.sweep.cases import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from shadowrun.studies.campaign.findings import RootCause
     from shadowrun.studies.campaign.summary import Platform, Summary
 
-__all__ = ["campaign_document"]
+__all__ = ["campaign_document", "campaign_issues"]
 
 FORMAT: Final = 1
 """Version of the JSON's form."""
@@ -179,7 +180,7 @@ def _cause(number: int, cause: RootCause, summary: Summary, folder: str) -> Entr
         Fact("where", f"{where} (a flaw of the framework)" if cause.is_framework else where),
     ]
     if cause.others:
-        facts.append(Fact("also as", also(cause)))
+        facts.append(Fact("also as", other_forms(cause)))
     if why := ", ".join(filter(None, (s.cause, *cause.explanations[:2]))):
         facts.append(Fact("why", why, "strong"))
     if f.message:
@@ -427,3 +428,36 @@ def _records(summary: Summary) -> Records:
         data = cause_data(n, cause, summary)
         rows.append((*(data[key] for key in keys), "; ".join(data["targets"]), data["known"] or ""))
     return Records((*keys, "targets", "known"), tuple(rows))
+
+
+def campaign_issues(summary: Summary, fail_on: Collection[str], folder: str) -> Issues:
+    """One issue for each root cause.
+
+    Args:
+        summary: Figures of the campaign.
+        fail_on: Beginnings of verdicts that fail it.
+        folder: Of the campaign: generated programs have no source line.
+    """
+    rows = tuple(_cause_issue(n, cause, summary, fail_on) for n, cause in enumerate(summary.root_causes, 1))
+    return Issues(without_flaws(summary.title), rows, file=folder)
+
+
+def _cause_issue(number: int, cause: RootCause, summary: Summary, fail_on: Collection[str]) -> Issue:
+    s, f = cause.signature, cause.smallest.finding
+    known = summary.known.get(str(s), "")
+    where = ", ".join(without_flaws(target_name(summary, t)) for t in cause.targets)
+    why = ", ".join(filter(None, (s.cause, *cause.explanations[:2], f.message)))
+    name = s.op or "the program as a whole"
+    change = "" if summary.new is None else "new" if str(s) in summary.new else "same"
+    fails = any(s.kind.startswith(kind) for kind in fail_on)
+    return Issue(
+        kind=s.kind,
+        cause=s.cause,
+        name=f"{name} [{s.dtype}]" if s.dtype else name,
+        message=clip(f"root cause {number}: {name} on {where}: {s.kind}{f', {why}' if why else ''}"),
+        level="note" if known else "error" if fails else "warning",
+        key=(s.kind, s.op, s.dtype, s.cause, s.raised),
+        lines=(("seen in", f"{cause.n_variants:,} variants, smallest in number {cause.smallest.number}"),),
+        known=known,
+        change=change,
+    )

@@ -7,9 +7,10 @@ faulty call is taken out of it with its inputs, which `shadowrun.repro` makes sm
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import torch
 
@@ -25,7 +26,6 @@ from shadowrun.repro.script import EXIT_STATUS, TIME_LIMIT_S, ScriptSpec, publis
 from shadowrun.repro.snippet import snippet
 from shadowrun.studies.campaign.findings import signature
 from shadowrun.studies.campaign.metamorphic import EXPLANATIONS, REFERENCE_FORM, Metamorphic
-from shadowrun.studies.campaign.reduction import ddmin
 from shadowrun.studies.campaign.runner import VariantRunner
 from shadowrun.studies.campaign.variant import Invalid, build
 from shadowrun.studies.campaign.variant_program import program_of
@@ -36,7 +36,7 @@ from shadowrun.studies.sweep.scripts import itself_fields, smallest_mismatch
 from shadowrun.types import RunInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from shadowrun.repro.script import Repro, ReproOptions
@@ -46,16 +46,16 @@ if TYPE_CHECKING:
     from shadowrun.studies.campaign.runner import RunnerSettings
     from shadowrun.studies.campaign.variant import Variant
 
-__all__ = ["ENDS", "CauseScript", "Wanted", "catch_call", "write_end_script", "write_script"]
+__all__ = ["ENDS", "CauseScript", "Wanted", "catch_call", "ddmin", "write_end_script", "write_script"]
 
 ENDS: Final = (Kind.CRASH, Kind.TIMEOUT, Kind.OUT_OF_MEMORY)
 """Verdicts of a process that ended."""
+# Kinds of a case to those of a run's findings; all others are mismatches.
 _KINDS: Final = {
     **dict.fromkeys((Kind.UNSUPPORTED, Kind.UNSUPPORTED_DTYPE), "unsupported"),
     **dict.fromkeys((Kind.SILENT_FALLBACK, Kind.WARNED_FALLBACK), "fallback"),
     Kind.ERROR: "error",
 }
-"""Kinds of a case to those of a run's findings; all others are mismatches."""
 _CALL_LIMIT_S: Final = 60.0
 
 
@@ -298,3 +298,42 @@ def _compiled_script(
             slug="no-repro",
         )
     return written[0]
+
+
+T = TypeVar("T")
+
+
+def ddmin(items: Sequence[T], holds: Callable[[tuple[T, ...]], bool], max_tries: int = 200) -> tuple[T, ...]:
+    """A subset from which no single item can be left out (Zeller and Hildebrandt, 2002), the order kept.
+
+    Args:
+        items: All items; `holds` is true for them.
+        holds: Whether a subset still has the property.
+        max_tries: Calls of `holds` after which the smallest subset so far is the answer.
+    """
+    left = tuple(items)
+    if not left or holds(()):
+        return ()
+    n_parts, tries = 2, 1
+    while len(left) > 1 and tries < max_tries:
+        parts = _parts(left, n_parts)
+        smaller = None
+        for k in range(len(parts)):
+            rest = tuple(item for j, part in enumerate(parts) if j != k for item in part)
+            tries += 1
+            if holds(rest):
+                smaller = rest
+                break
+        if smaller is not None:
+            left, n_parts = smaller, max(n_parts - 1, 2)
+        elif n_parts >= len(left):
+            break
+        else:
+            n_parts = min(2 * n_parts, len(left))
+    return left
+
+
+def _parts(items: tuple[T, ...], n: int) -> list[tuple[T, ...]]:
+    """The items in `n` parts of nearly equal length."""
+    edges = [len(items) * k // n for k in range(n + 1)]
+    return [items[a:b] for a, b in itertools.pairwise(edges)]

@@ -47,8 +47,8 @@ STATUSES: Final = ("ok", "finding", "unsupported", "unverified", "failed")
 OPS: Final = ("ok", "unsupported", "fallback", "error")
 """Of an operator in a variant on a target."""
 _MAX_TEXT: Final = 400
+# Ids have two bytes where they are many. Reasons with figures in them could be any number.
 _MAX_NAMES: Final = 60_000
-"""Ids have two bytes where they are many. Reasons with figures in them could be any number."""
 _MANY: Final = "(one of too many texts)"
 _REFERENCE: Final = -1
 _ID: Final = struct.Struct("<H")

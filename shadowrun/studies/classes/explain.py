@@ -35,6 +35,7 @@ __all__ = [
 ORDER: Final = ("vendor", "architecture", "cores")
 """Facts that the cumulative curve is ordered by."""
 
+# Flags of vector instructions, which change results, name a cluster before others.
 _PREFERRED: Final = tuple(
     re.compile(pattern)
     for pattern in (
@@ -56,7 +57,6 @@ _PREFERRED: Final = tuple(
         ),
     )
 )
-"""Flags of vector instructions, which change results, name a cluster before others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +165,8 @@ class Claim:
 def curve(classes: Classes, platforms: Sequence[Platform]) -> list[Point]:
     """Classes found so far, over platforms ordered by vendor, architecture and cores."""
     facts = {p.name: p.facts for p in platforms}
+    # In this order, platforms that should agree are neighbours, and a step of the curve shows where a new class
+    # begins.
     ordered = sorted(classes.members, key=lambda m: [_sortable(facts[m.platform].get(name, "")) for name in ORDER])
     seen: set[int] = set()
     points = []
@@ -180,6 +182,7 @@ def by_fact(classes: Classes, platforms: Sequence[Platform], name: str) -> Fact:
     labels: dict[str, list[int]] = defaultdict(list)
     values: dict[int, set[str]] = defaultdict(set)
     for member in classes.members:
+        # A platform that lacks a fact (a GPU has no CPU flags) neither supports nor contradicts it.
         if (value := facts[member.platform].get(name)) is not None:
             labels[value].append(member.label)
             values[member.label].add(value)
@@ -209,6 +212,7 @@ def flag_clusters(classes: Classes, platforms: Sequence[Platform]) -> FlagCluste
     members = [m for m in classes.members if m.platform in flags]
     if len(members) < 2:
         return None
+    # A flag that all platforms have, or none, cannot explain a difference between them.
     every = frozenset().union(*(flags[m.platform] for m in members))
     common = every.intersection(*(flags[m.platform] for m in members))
     patterns: dict[tuple[bool, ...], list[str]] = defaultdict(list)
@@ -286,6 +290,7 @@ def _implied(text: str, rows: Sequence[tuple[str, object, object, Output]]) -> C
 def _relu(changes: Sequence[Change]) -> Claim:
     # Whole words: `leaky_relu` and `prelu` multiply, and may lose bits.
     relus = [c for c in changes if re.search(r"\brelu_?\b", c.key.op) and c.precision_before is not None]
+    # With equal inputs everywhere there is no precision that could be lost.
     tested = [c for c in relus if c.n_before > 1]
     broken = [c for c in tested if c.trend == "down"]
     example = f"{broken[0].key.module}/{broken[0].key.op}" if broken else ""
@@ -300,4 +305,5 @@ def _representative(flags: Sequence[str]) -> str:
 
 def _sortable(value: str) -> tuple[float, str]:
     """Numbers by size, before texts."""
+    # 8 cores come before 16: as texts they would not.
     return (float(value), "") if re.fullmatch(r"\d+(\.\d+)?", value) else (float("inf"), value)

@@ -96,6 +96,7 @@ def along_graph(platforms: Sequence[Platform]) -> list[Change]:
     """
     if not platforms:
         return []
+    # A call that one platform lacks has no class there.
     keys, _ = common_keys(platforms)
     traces = [_Trace(platform.recordings[0]) for platform in platforms]
     calls = np.array([[platform.calls[0][key] for key in keys] for platform in platforms], np.int64)
@@ -170,6 +171,8 @@ class _Trace:
         kinds = recording.results["kind"]
         # Views have no values of their own, and leaves were not made by the call.
         own = np.isin(kinds, (Kind.RESULT, Kind.WRITTEN, Kind.OVERWRITTEN)) & digested
+        # Repeats of one inference (`importer`) are rows of one call: the first counts, or the number of repeats would
+        # make a class.
         self.own = own & ~_is_repeat(recording)
         self.results = _combined(np.where(self.own, identity, np.uint64(0)), recording.first_result)
         # An input without a digest is the last number here, -1.
@@ -187,6 +190,7 @@ def _is_repeat(recording: Recording) -> npt.NDArray[Any]:
     """Rows with the kind and position of an earlier row of their call."""
     results = recording.results
     call = np.repeat(np.arange(len(recording.calls)), np.diff(recording.first_result))
+    # Both columns have 8 bits, so that three numbers fit into one, and one sort finds the repeats of all calls.
     place = (call * 256 + results["kind"]) * 256 + results["position"]
     first = np.zeros(len(results), bool)
     first[np.unique(place, return_index=True)[1]] = True

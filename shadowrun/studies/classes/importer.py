@@ -55,12 +55,12 @@ OPERATOR: Final = "prediction"
 _DTYPES: Final = ("float16", "float32", "float64")
 _MAX_LINE: Final = 1 << 24
 _MIN_BYTES: Final = 1 << 26
+# Bytes of lines for each byte of a compressed file; the published ones have 26.
 _MAX_RATIO: Final = 64
-"""Bytes of lines for each byte of a compressed file; the published ones have 26."""
+# Of all files: each is digested, which takes 0.1 ms.
 _MAX_RESULTS: Final = 1 << 18
-"""Of all files: each is digested, which takes 0.1 ms."""
+# Results of one call in a recording.
 _MAX_REPEATS: Final = 65_535
-"""Results of one call in a recording."""
 _MAX_DIMENSIONS: Final = 64
 _MAX_STEP: Final = 2**31 - 2
 _ERRORS: Final = (
@@ -69,6 +69,7 @@ _ERRORS: Final = (
     *(OverflowError, RecursionError),
 )
 
+# Model of family 6 to microarchitecture; 85 is two, by stepping.
 _INTEL: Final = {
     **dict.fromkeys((42, 45), "Sandy Bridge"),
     **dict.fromkeys((58, 62), "Ivy Bridge"),
@@ -78,7 +79,6 @@ _INTEL: Final = {
     **dict.fromkeys((142, 158), "Kaby Lake"),
     **dict.fromkeys((106, 108), "Ice Lake"),
 }
-"""Model of family 6 to microarchitecture; 85 is two, by stepping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +145,7 @@ def _sorted_out(source: Path, experiment: str) -> tuple[list[str], list[_Machine
         for path, data in _files(source, experiment):
             records = data if isinstance(data, list) else [data]
             name, model, sample = _named(path, experiment, records[0].get("model_type"))
+            # The cloud is the folder above the machine's files; the folders of `precision` are models.
             place = path.split("/")[1] if path.count("/") > 1 and experiment != "precision" else ""
             machine = machines.setdefault(name, _Machine(_fingerprint(name, records[0], place)))
             machine.inferences.append(_inference(model, sample, records))
@@ -193,6 +194,7 @@ def _files(source: Path, experiment: str) -> Iterator[tuple[str, Any]]:
 def _named(path: str, experiment: str, model: str | None) -> tuple[str, str, int]:
     """Machine, model and sample of a file; the name of a machine begins with its cloud, if there is one."""
     folders, stem = path.split("/")[1:-1], path.rpartition("/")[2].removesuffix(".json")
+    # There a file is named by its machine only, and the folder is the model.
     if experiment == "precision":
         return stem, str(model or folders[-1]), 0
     sample = 0
@@ -270,6 +272,7 @@ def _predictions(record: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...],
             raise binascii.Error(
                 f"{len(data)} bytes for {brief(n_repeats)} results of shape {brief(shape)} and dtype {dtype}"
             )
+        # `all_predictions` is one array of all repeats, stacked along a new first dimension.
         yield from ((dtype, shape, data[i * size : (i + 1) * size]) for i in range(n_repeats))
 
 
@@ -277,6 +280,7 @@ def _columns(name: str, machine: _Machine) -> tuple[Process, list[Context], list
     """A machine's recording as the columns of a file."""
     inferences = sorted(machine.inferences, key=lambda i: i.sample)
     models = {model: n for n, model in enumerate(dict.fromkeys(i.model for i in inferences))}
+    # Sorted by sample, models come in the order of their first sample, which is equal on all machines.
     contexts = [Context(OPERATOR, model, Phase.FORWARD, "", machine.fingerprint["device"], "[]") for model in models]
     forms = [
         Form(dtype, shape, _stride(shape)) for dtype, shape in dict.fromkeys((i.dtype, i.shape) for i in inferences)

@@ -49,11 +49,11 @@ __all__ = [
     "write_known",
 ]
 
+# Characters of a pattern: the time to compile one may grow with the square of its length.
 _MAX_PATTERN: Final = 1000
-"""Characters of a pattern: the time to compile one may grow with the square of its length."""
 
+# Characters of a fact that a pattern is written for: escaped, it is three times as long.
 _MAX_FACT: Final = 300
-"""Characters of a fact that a pattern is written for: escaped, it is three times as long."""
 
 FACTS: Final = ("test", "device", "vendor", "architecture", "cores", "torch", "cpu_capability")
 """Facts that a written class is for, as far as the platform has them; `test` comes from the pytest plug-in."""
@@ -172,6 +172,7 @@ def check_platform(platform: Platform, known: Sequence[KnownClass]) -> ClassChec
         distances = [_distance(platform, expected) for expected in entry.outputs]
         if None in distances:
             continue  # another program
+        # The output that is farthest decides: a class has all outputs or none.
         worst, mantissa, output = max(d for d in distances if d is not None)
         candidates.append((not entry.is_for(platform.facts), worst, mantissa, output, entry.name))
     if not candidates:
@@ -224,6 +225,7 @@ def read_known(path: Path) -> list[KnownClass]:
     """
     try:
         content = read_toml(path)[1]
+        # An empty file has no classes, and is none that is damaged: a project may start with it.
         return [_class(entry) for entry in content.get("class", [])]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
@@ -245,6 +247,7 @@ def write_known(path: Path, classes: Sequence[KnownClass]) -> int:
             f"The known classes {str(path)!r} are a link, which is not followed: name the file that it leads to.",
             slug="bad-known-classes",
         )
+    # Read before it is written to: a file that is no file of classes must not get more lines.
     known = read_known(path) if path.exists() else []
     had = {_identity(entry) for entry in known}
     names = {entry.name for entry in known}

@@ -73,6 +73,7 @@ def layer_kernels(platforms: Sequence[Platform]) -> list[LayerKernels]:
         if any(paths):
             digests = tuple(_digest(r, c) for r, c in zip(recordings, calls, strict=True))
             place = key.rank, key.phase, key.module, key.op, key.occurrence, kernels
+            # The step is no part of the place: training runs the same kernels in each step.
             found.setdefault(place, LayerKernels(key, kernels, paths, digests))
     return list(found.values())
 
@@ -99,8 +100,8 @@ def _digest(recording: Recording, call: int) -> str:
     return ""
 
 
+# Groups of platforms that the table has columns for; CSV and JSON have all platforms.
 _MAX_GROUPS: Final = 12
-"""Groups of platforms that the table has columns for; CSV and JSON have all platforms."""
 _UNKNOWN: Final = "?"
 _ALL: Final = Limits(100, 200, 1000)
 

@@ -45,8 +45,8 @@ FAMILIES: Final = {
 }
 """Operators that devices use for the same computation, by parts of their names; a backward is never a forward."""
 
+# Operators of which versions of torch use now one, now the other: `linear` does.
 _RESHAPES: Final = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "_reshape_copy", "view_copy"})
-"""Operators of which versions of torch use now one, now the other: `linear` does."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,6 +82,7 @@ def family(op: str) -> str:
     name = op.rpartition("::")[2].partition(".")[0]
     if name in _RESHAPES:
         return "reshape"
+    # `_scaled_dot_product_flash_attention_backward` has all words of the forward in its name.
     backward = "backward" in name
     # In this order: `_scaled_dot_product_attention_math` has the "dot" of products in its name too.
     for title, parts in FAMILIES.items():
@@ -106,10 +107,8 @@ def renamed(module: str, modules: Mapping[str, str]) -> str:
 
 
 def _stars(pattern: str, module: str) -> tuple[list[str], str] | None:
-    """What the stars of a pattern stand for, each for as little as it can, and what lies below; None if it differs.
-
-    No regular expression: with twenty stars, that of a path that nearly fits would take hours.
-    """
+    """What the stars of a pattern stand for, each for as little as it can, and what lies below; None if it differs."""
+    # No regular expression: with twenty stars, that of a path that nearly fits would take hours.
     first, *pieces = pattern.split("*")
     if not module.startswith(first):
         return None
@@ -143,6 +142,7 @@ class _Labels:
         ]
         steps = [v.recording.calls["step"].astype(np.int64) for v in self.sides]
         phases = self.of_context(lambda _, c: c.phase)
+        # Never matched across these: a call of step 3 is not a late call of step 2, whatever its inputs are.
         self.segment = _joined(_joined(ranks, steps), phases)
         self.module = self.of_context(self._module)
         self.op = self.of_context(lambda _, c: c.op)
@@ -214,6 +214,8 @@ class _Matching:
             self._between_anchors(keys)
         if self._is_left():
             a, b = (np.flatnonzero(free) for free in self._free())
+            # What is left has no place between matched calls: the k-th of one operator in a module is the best that
+            # can be said.
             p, q = kth_of_each(keys[0][a], keys[1][b])
             self._take(a[p], b[q], "order")
         a, b = (np.flatnonzero(free) for free in self._free())
@@ -286,8 +288,8 @@ def _joined(a: list[Calls], b: list[Calls]) -> list[Calls]:
 
 # -- sequences: linear where few elements are equal by chance -------------------------------------------
 
+# Product of two lengths up to which each element is compared with each.
 _MAX_PRODUCT: Final = 1 << 14
-"""Product of two lengths up to which each element is compared with each."""
 
 
 def common(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

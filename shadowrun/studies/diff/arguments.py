@@ -26,25 +26,25 @@ if TYPE_CHECKING:
 __all__ = ["argument_codes", "normalised"]
 
 _ALWAYS: Final = ("cpu", "meta")
+# Also one that nothing closes: to look for its end from each quotation mark anew would take hours.
 _JSON_TEXT: Final = re.compile(r'"((?:[^"\\]|\\.)*+)"?', re.DOTALL)
-"""Also one that nothing closes: to look for its end from each quotation mark anew would take hours."""
 
 _DIMENSIONS: Final = frozenset({"dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim", "axis"})
+# Operators whose result has one dimension more, from the end of which they count.
 _ONE_MORE: Final = frozenset({"unsqueeze", "unsqueeze_copy", "stack", "_stack"})
-"""Operators whose result has one dimension more, from the end of which they count."""
+# Operators for which a list of dimensions is a set.
 _UNORDERED: Final = frozenset({
     "sum", "nansum", "mean", "amax", "amin", "any", "all", "logsumexp", "norm", "linalg_vector_norm", "var", "std",
     "var_mean", "std_mean", "count_nonzero", "flip", "squeeze", "squeeze_copy",
 })  # fmt: skip
-"""Operators for which a list of dimensions is a set."""
+# Operators for which no dimensions are all.
 _ALL_BY_NONE: Final = _UNORDERED - {"flip", "squeeze", "squeeze_copy"}
-"""Operators for which no dimensions are all."""
 _IN_DIMENSION: Final = frozenset({"select", "select_copy", "slice", "slice_copy"})
 _SYMMETRIC: Final = frozenset({"transpose", "transpose_copy", "swapaxes", "swapdims"})
+# Operators whose sizes are those of the result, which is compared by itself; -1 stands for one of them.
 _SIZED_BY_RESULT: Final = frozenset({"view", "_unsafe_view", "reshape", "expand", "view_copy", "expand_copy"})
-"""Operators whose sizes are those of the result, which is compared by itself; -1 stands for one of them."""
+# Arguments that decide where a result lies or its dtype, which are compared by themselves.
 _WITHOUT_VALUES: Final = frozenset({"device", "dtype", "pin_memory", "non_blocking"})
-"""Arguments that decide where a result lies or its dtype, which are compared by themselves."""
 _AS_NONE: Final = frozenset({"torch.strided", "torch.preserve_format"})
 
 
@@ -57,6 +57,7 @@ def argument_codes(recording: Recording) -> npt.NDArray[np.int64]:
     texts = _without_devices(recording)
     parsed = [_Arguments.of(c.op, text) for c, text in zip(recording.contexts, texts, strict=True)]
     contexts = recording.calls["context"]
+    # Python's hash of a text differs from process to process: such codes are compared here and never stored.
     codes = np.array([hash(a.form(None)) for a in parsed], np.int64)[contexts] if parsed else np.zeros(0, np.int64)
     of_shape = np.array([a.depend_on_shape for a in parsed], bool)
     calls = np.flatnonzero(of_shape[contexts]) if parsed else np.zeros(0, np.int64)
@@ -117,8 +118,10 @@ class _Arguments:
         if shape is not None and self.op in _IN_DIMENSION:
             found = _within_dimension(found, shape)
         if self.op in _SYMMETRIC and {"dim0", "dim1"} <= found.keys():
+            # By their texts: one of the two may be a number and the other a name, which have no order.
             found |= zip(("dim0", "dim1"), sorted((found["dim0"], found["dim1"]), key=repr), strict=True)
         left_out = _WITHOUT_VALUES | ({"size"} if self.op in _SIZED_BY_RESULT else frozenset())
+        # As a set: two versions of torch name the arguments of one operator in another order.
         return frozenset((n, v) for n, v in found.items() if n not in left_out and v is not None and v not in _AS_NONE)
 
     def _value(self, name: str, value: Any, n_dimensions: int) -> Hashable:
@@ -176,6 +179,7 @@ def _without_devices(recording: Recording) -> tuple[str, ...]:
 
     def called_the_same(text: re.Match[str]) -> str:
         name, colon, index = text[1].partition(":")
+        # Only a device that the recording itself names: a mode called "cuda" in another argument would be no device.
         return '"device"' if name in devices and (not colon or index.isdecimal()) else text[0]
 
     # Names are looked up, not listed in a pattern, which would try each of them at each quotation mark.

@@ -53,11 +53,11 @@ class Outcome(StrEnum):
 ARISING: Final = (Outcome.KERNEL, Outcome.ALGORITHM, Outcome.ARGUMENTS, Outcome.FORM, Outcome.OTHER_CALLS)
 """Differences that arise in the call itself, or in calls before it that only one recording has."""
 
+# Operators that fill their first argument with random numbers, and do not read it.
 _FILLS: Final = frozenset({
     "aten::uniform_", "aten::normal_", "aten::bernoulli_", "aten::random_",
     "aten::exponential_", "aten::geometric_", "aten::cauchy_", "aten::log_normal_",
 })  # fmt: skip
-"""Operators that fill their first argument with random numbers, and do not read it."""
 
 _CODE: Final = {outcome: number for number, outcome in enumerate(Outcome)}
 
@@ -134,6 +134,7 @@ def compare(a: Values, b: Values, alignment: Alignment, *, same_inputs: bool = F
     # Where operators differ, their arguments and further results are not comparable one by one.
     counterparts = ~_same([_texts(v.recording, "op") for v in (a, b)], a, b, ours, theirs)
     elsewhere = counterparts | ~_same([_texts(v.recording, "device") for v in (a, b)], a, b, ours, theirs)
+    # A replay has taken the inputs out of the first recording: there is nothing to compare.
     if same_inputs:
         inputs_equal = inputs_known = same_strides = np.ones(len(ours), bool)
     else:
@@ -166,6 +167,7 @@ def compare(a: Values, b: Values, alignment: Alignment, *, same_inputs: bool = F
     np.minimum.at(remaining, results.pair[has], results.remaining[has])
     remaining[remaining == 1 << 14] = NONE
     np.maximum.at(lost, results.pair[results.differs], results.lost[results.differs])
+    # The worst result decides, and one whose signs or exponents differ has no number of lost bits.
     lost[results.pair[results.differs & (results.lost == NONE)]] = NONE
     lost[other_form] = NONE
     return Difference(a, b, alignment, outcomes, remaining, lost, undeclared, results)
@@ -310,10 +312,13 @@ def _results(
     n = [np.bincount(pair, minlength=len(ours)) for pair, _ in rows]
     other_form = n[0] != n[1]
     (pair, x), (_, y) = ((pair[~other_form[pair]], row[~other_form[pair]]) for pair, row in rows)
+    # Placement 0 is a plain tensor: of a distributed run against a run on one device, the placements are no
+    # difference.
     replaced = (a.placement[x] != b.placement[y]) & (a.placement[x] != 0) & (b.placement[y] != 0)
     other_form[pair[(a.form[x] != b.form[y]) | replaced]] = True
     kept = ~other_form[pair]
     pair, x, y = pair[kept], x[kept], y[kept]
+    # A view has the digest of its whole base; `identity` adds which part of it the view is.
     views = (a.recording.results["kind"][x] == Kind.VIEW) | (b.recording.results["kind"][y] == Kind.VIEW)
     same = np.where(views, a.identity[x] == b.identity[y], a.whole[x] == b.whole[y])
     known = a.known[x] & b.known[y] & (same | ~views | (a.moved[x] == b.moved[y]))
@@ -402,6 +407,7 @@ def _texts(recording: Recording, field: str) -> list[str]:
 
 def _same(texts: list[Any], a: Values, b: Values, ours: Numbers, theirs: Numbers) -> Flags:
     """Whether texts that belong to the contexts are equal for each pair."""
+    # Both sides in one table of numbers, so that columns of numbers are compared, and not a million pairs of texts.
     numbers: dict[str, int] = {}
     columns = [
         np.array([numbers.setdefault(text, len(numbers)) for text in side], np.int64)[

@@ -92,8 +92,10 @@ def follow(difference: Difference) -> Flow:
                 depth[call] = max(depth[call], depth[parent] + 1)
     of_calls = np.array(origin, np.int64)
     of_pairs, depths = of_calls[pairs[:, 0]], np.array(depth, np.int64)[pairs[:, 0]]
+    # An origin is a call of the first recording; a call without a partner (-1 in `pair_of`) is none.
     of_pairs = np.where(of_pairs == NONE, NONE, pair_of[of_pairs])
     sources = difference.where(*ARISING)
+    # An origin counts itself.
     reached = np.bincount(of_pairs[of_pairs != NONE], minlength=len(pairs))[sources] - 1
     longest = np.zeros(len(pairs), np.int64)
     np.maximum.at(longest, of_pairs[of_pairs != NONE], depths[of_pairs != NONE])

@@ -1,4 +1,4 @@
-"""Report of what became of the findings of a run as a `Document`."""
+"""Report of what became of the findings of a run, as a `Document` and as `Issues`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any, Final
 from shadowrun.analysis import Change
 from shadowrun.report.baseline import change_counts, change_table
 from shadowrun.report.document import Block, Document, Note, Records, Section
+from shadowrun.report.issues import Issue, Issues
+from shadowrun.report.sanitize import clip
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from shadowrun.analysis import FindingChange
-    from shadowrun.report.issues import Issues
     from shadowrun.types import RunInfo
 
-__all__ = ["changes_document", "failures"]
+__all__ = ["change_issues", "changes_document", "failures"]
 
 FORMAT: Final = 1
 """Version of the JSON's form."""
@@ -40,6 +41,7 @@ def changes_document(
     counts = {change: sum(c.change is change for c in changes) for change in Change}
     platforms = [f"{info.target} against {info.ref}" for info in infos]
     blocks: list[Block] = []
+    # Allowed: one may ask what another device does, but new findings are then not those of a change in between.
     if platforms[0] != platforms[1]:
         blocks.append(Note(f"the runs are of different platforms: {platforms[0]}, and {platforms[1]}", "warn"))
     blocks.append(change_counts(changes))
@@ -87,3 +89,38 @@ def _data(change: FindingChange) -> dict[str, Any]:
     }
     named = {name: getattr(change.signature, name) for name in ("kind", "op", "module", "phase", "cause")}
     return {"change": str(change.change), **named, **sides}
+
+
+def change_issues(changes: Sequence[FindingChange], suite: str, fail_on: Collection[str], file: str) -> Issues:
+    """One issue for each finding of either run, with what became of it.
+
+    Args:
+        changes: Findings of two runs.
+        suite: Target of the second.
+        fail_on: Of ``any``, ``new``, ``worse``.
+        file: Name of the second data file.
+    """
+    return Issues(suite, tuple(_change(c, suite, fail_on) for c in changes), file=file)
+
+
+def _change(c: FindingChange, suite: str, fail_on: Collection[str]) -> Issue:
+    s = c.signature
+    wanted = "any" in fail_on or str(c.change) in fail_on
+    serious = c.change in (Change.NEW, Change.WORSE)
+    # CI services show notes without failing: what is known or gone must not look like a new fault.
+    level = "note" if c.is_known or not serious else "error" if wanted else "warning"
+    seen = c.after or c.before
+    assert seen is not None
+    where = ", ".join(filter(None, (s.module, s.phase)))
+    return Issue(
+        kind=s.kind,
+        cause=s.cause,
+        name=s.op,
+        message=clip(f"{s.op} on {suite}: {s.kind}{f', {s.cause}' if s.cause else ''} is {c.change}"),
+        level=level,
+        key=tuple(s),
+        lines=(("where", where), ("calls", f"{seen.n_calls:,} of {seen.n_calls_of_op:,}")),
+        sites=(seen.site,) if seen.site else (),
+        known=c.after.known if c.after else "",
+        change=str(c.change),
+    )

@@ -25,8 +25,8 @@ KINDS: Final = {
 }
 """Part of a name before its colon, to what it is of; other names (versions, arguments of the program) are facts."""
 
+# Entries of a fingerprint that are versions of software.
 _SOFTWARE: Final = ("torch", "mkl", "onednn", "openmp", "cuda", "cuda_driver", "cudnn", "plugin")
-"""Entries of a fingerprint that are versions of software."""
 
 # Memory decides no result, and the list of flags has a hundred entries; `cpu_flags` is its digest.
 _VOLATILE: Final = frozenset({"memory_gib", "cpu_flag_list"})
@@ -98,6 +98,7 @@ def compare_provenance(first: Recording, second: Recording, modules: Mapping[str
     ]
     n_equal = sum(1 for n in a if _kind(n) in KINDS and a[n] == b.get(n))
     facts = tuple(_facts(first, second, a, b))
+    # A CPU has no version of CUDA: what only one platform has is no other version.
     versions = tuple(f for f in facts if _is_version(f.name) and "-" not in (f.first, f.second))
     return Provenance(different, only[0], only[1], facts, versions, n_equal)
 
@@ -106,6 +107,7 @@ def differing_generators(first: Recording, second: Recording) -> frozenset[str]:
     """Types of the devices whose default generators were in other states before the first draw."""
     a, b = _digests(first), _digests(second)
     names = (n for n in a if _kind(n) == "generator" and n in b and a[n] != b[n])
+    # A name is `generator:cuda:0`, or `generator:cpu of rank 1`.
     return frozenset(re.split("[: ]", name)[1] for name in names)
 
 
@@ -148,6 +150,7 @@ def _facts(first: Recording, second: Recording, a: dict[str, str], b: dict[str, 
             yield PlatformFact(name, text, b[name])
     arguments = [" ".join(r.processes[0].argv) if r.processes else "" for r in (first, second)]
     if arguments[0] != arguments[1]:
+        # Arguments are often the very difference that is studied (`--device npu`): a fact, and no other program.
         yield PlatformFact("command", *arguments)
 
 

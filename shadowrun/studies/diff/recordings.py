@@ -33,8 +33,8 @@ __all__ = ["FAIL_ON", "RecordingDiff", "diff_recordings"]
 MAX_JUDGED: Final = 100_000
 """Calls in which a difference arises, that are judged for rounding; the others count as unknown."""
 
+# Share of matched calls below which two recordings are of different programs, or of different parts of one.
 _FEW: Final = 0.5
-"""Share of matched calls below which two recordings are of different programs, or of different parts of one."""
 
 FAIL_ON: Final = ("any", "kernel", "algorithm", "not-rounding", "provenance", "missing")
 
@@ -70,6 +70,7 @@ class RecordingDiff:
 
     def count_rounding(self, rounding: Rounding) -> int:
         """Pairs with this judgement; those beyond `MAX_JUDGED` are unknown."""
+        # They are counted, so that the numbers of a report add up to the calls in which differences arise.
         n_left_out = len(self.flow.origins) - len(self.judgements) if rounding is Rounding.UNKNOWN else 0
         return sum(j.rounding is rounding for j in self.judgements.values()) + n_left_out
 

@@ -1,4 +1,4 @@
-"""Report of the difference of two recordings as a `Document`."""
+"""Report of the difference of two recordings, as a `Document` and as `Issues`."""
 
 from __future__ import annotations
 
@@ -22,22 +22,25 @@ from shadowrun.report.document import (
     Span,
     Table,
 )
+from shadowrun.report.issues import Issue, Issues
+from shadowrun.report.sanitize import clip
 from shadowrun.studies.diff.compare import Outcome
+from shadowrun.studies.diff.plots import precision_figure
 from shadowrun.studies.diff.report_data import DiffData, effects, kernel
 from shadowrun.studies.diff.rounding import Rounding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from shadowrun.recording.model import Recording
     from shadowrun.report.document import Cell
-    from shadowrun.report.issues import Issues
     from shadowrun.studies.diff.recordings import RecordingDiff
 
-__all__ = ["recordings_document"]
+__all__ = ["recording_issues", "recordings_document"]
 
 _LIMITS: Final = Limits(20, 50, 1000)
 _MAX_PARENTS: Final = 8
+_MAX_LISTED: Final = 1000
 _TONES: Final = {Rounding.YES: "good", Rounding.NO: "bad", Rounding.UNKNOWN: "dim"}
 _OUTCOME_TONES: Final = {
     Outcome.EQUAL: "good",
@@ -87,7 +90,7 @@ class _Report:
     def document(self) -> Document:
         found = self._found
         blocks: list[Block] = [Note(text, "warn") for text in self._headline()]
-        blocks += [Note(self._summary()), self._outcomes()]
+        blocks += [Note(self._summary()), self._outcomes(), *precision_figure(found)]
         if found.flow.origins:
             blocks.append(Section("First divergence", tuple(self._first())))
             blocks.append(self._arising())
@@ -179,9 +182,10 @@ class _Report:
             if judged.classes:
                 rows.append(Fact("classes", ", ".join(f"{c}: {m:,} and {n:,}" for c, m, n in judged.classes)))
         parents = self._found.flow.parents_of(pair)
-        texts = [f"{self._a.context_of(c).op} [{c}]" for c in parents[:_MAX_PARENTS]]
-        more = f" and {len(parents) - _MAX_PARENTS} more" if len(parents) > _MAX_PARENTS else ""
-        rows.append(Fact("inputs from", (", ".join(texts) + more) or "what the program was given"))
+        texts = [f"{self._a.context_of(c).op} [{c}]" for c in parents[:_MAX_LISTED]]
+        left, n_left = tuple(texts[_MAX_PARENTS:]), len(parents) - _MAX_PARENTS
+        named = ", ".join(texts[:_MAX_PARENTS]) + (f" … and {n_left:,} more" if left else "")
+        rows.append(Fact("inputs from", named or "what the program was given", opens=left))
         rows.append(Fact("reaches", f"{origin.n_reached:,} later calls, {origin.depth} deep"))
         rows += [Fact("replay", command, "action", command=True) for command in self._replays]
         yield Facts(tuple(rows))
@@ -364,3 +368,41 @@ def _ulps(least: float, most: float) -> str:
     if math.isnan(most):
         return f"at least {least:,.0f}"
     return f"at most {most:,.0f}" if math.isnan(least) else f"{least:,.0f} to {most:,.0f}"
+
+
+_KINDS: Final = {Outcome.KERNEL: "kernel", Outcome.ALGORITHM: "algorithm"}
+
+
+def recording_issues(found: RecordingDiff, fail_on: Collection[str], limit: int, file: str) -> Issues:
+    """One issue for each operator, module and outcome in which a difference arises.
+
+    Args:
+        found: The difference of two recordings.
+        fail_on: Of `recordings.FAIL_ON`.
+        limit: Calls to look at.
+        file: Name of the second recording.
+    """
+    pairs = found.difference.alignment.pairs
+    recording = found.difference.first.recording
+    rows: dict[tuple[str, ...], Issue] = {}
+    for origin in found.flow.origins[:limit]:
+        outcome, judged = found.difference.outcome(origin.pair), found.judgements.get(origin.pair)
+        context = recording.context_of(int(pairs[origin.pair, 0]))
+        key = (str(outcome), context.op, context.module, str(context.phase))
+        not_rounding = judged is not None and judged.rounding is Rounding.NO
+        fails = {"any", _KINDS.get(outcome, ""), *(("not-rounding",) if not_rounding else ())} & set(fail_on)
+        why = f", rounding-sized: {judged.rounding}" if judged is not None else ""
+        issue = Issue(
+            kind=f"differs by {outcome}",
+            cause="",
+            name=context.op,
+            message=clip(f"{context.op}: {found.labels[1]} differs from {found.labels[0]} by {outcome}{why}"),
+            level="error" if fails else "warning",
+            key=key,
+            lines=(("where", ", ".join(filter(None, (context.module, str(context.phase))))),),
+            sites=(context.site,) if context.site else (),
+        )
+        # The worst of equal ones: a module is called in each step.
+        if key not in rows or (issue.level == "error" and rows[key].level != "error"):
+            rows[key] = issue
+    return Issues(f"{found.labels[1]} since {found.labels[0]}", tuple(rows.values()), file=file)

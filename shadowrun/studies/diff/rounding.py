@@ -146,6 +146,8 @@ def _judged(difference: Difference, which: Numbers) -> list[Judgement]:
     x, y = results.first[which], results.second[which]
     groups: dict[tuple[Any, ...], list[int]] = {}
     forms = [f.dtype for f in a.recording.forms]
+    # Grouped by all that decides the bound: it is computed once for thousands of results, and the samples in one
+    # array.
     n_samples = a.recording.results["n_samples"]
     has_float = _has_float_input(a)
     contexts = a.recording.calls["context"][a.call[x]].tolist()
@@ -291,8 +293,10 @@ class _Group:
         """An operator that rounds nothing, or of integers."""
         a, x = self._sides[0]
         result = a.recording.results[a.source[x[k]]]
+        # An operator may be exact and leave open which zero it returns, such as `max(0.0, -0.0)`.
         if not self._row.zero_sign and result["n_zero"] + result["n_neg_zero"]:
             return Rounding.UNKNOWN, "exact, but for the sign of zeros"
+        # IEEE 754 leaves open which NaN arithmetic returns; only what copies bits has to keep it.
         if not self._row.only_moves and result["n_nan"]:
             return Rounding.UNKNOWN, "exact, but for the payload of NaN"
         return Rounding.NO, "the operator rounds nothing"
@@ -353,6 +357,8 @@ def _measure(a: Values, b: Values, x: Numbers, y: Numbers) -> _Samples:
     sides = [(v.recording, v.source[rows]) for v, rows in ((a, x), (b, y))]
     n = {int(c) for r, rows in sides for c in np.unique(r.results["n_samples"][rows])}
     found = None
+    # Samples lie at places that follow from the number of elements: with other numbers of samples they are of other
+    # places.
     if len(n) == 1:
         bits = [r.samples[r.first_sample[rows][:, None] + np.arange(*n)] for r, rows in sides]
         found = distances(bits[0], bits[1], dtype)

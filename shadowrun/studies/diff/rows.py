@@ -85,8 +85,8 @@ class _Row:
     ladder: Hashes
 
 
+# Rows of one place in the program, in their order: what a decoder computes step by step.
 _Sequence = list[_Row]
-"""Rows of one place in the program, in their order: what a decoder computes step by step."""
 
 
 def compare_rows(first: Recording, second: Recording, names: NameMap) -> tuple[RowsFound, ...]:
@@ -115,6 +115,7 @@ def _compare(first: Recording, second: Recording, modules: Mapping[str, str], ru
 
 
 def _pairs(module: str, a: _Sequence, b: _Sequence) -> Iterator[RowPair]:
+    # Not of equal lengths: a decoder may be stopped before the end of the text that the prefill has read.
     for number, (x, y) in enumerate(zip(a, b, strict=False)):
         if x.form == y.form:
             # Integers have one rung: equal or not.
@@ -155,6 +156,7 @@ def _by_module(
 
 def _rows(recording: Recording, call: int) -> Iterator[_Row]:
     for row in recording.results_of(call):
+        # A view's rows are those of its base, in an order that the ladders of the base do not have.
         if recording.results["kind"][row] in (Kind.LEAF, Kind.VIEW) or recording.results["position"][row]:
             continue
         form = recording.form_of(row)

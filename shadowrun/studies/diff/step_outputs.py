@@ -68,6 +68,7 @@ def _distance(a: Recording, x: int, b: Recording, y: int, pair: int) -> OutputDi
         return None
     n_differ = p != q
     if dtype.startswith("complex"):
+        # Real and imaginary parts lie side by side, and either makes the element differ.
         n_differ = n_differ.reshape(-1, 2).any(axis=1)
     measured = distances(p[None], q[None], dtype)
     ulp, relative, absolute = (float(column[0]) for column in measured[:3]) if measured else (np.nan,) * 3

@@ -51,6 +51,7 @@ class Values:
         self.source = _ends(np.where(is_view, results["base"], rows))
         has = results["n_rungs"] > 0
         own = np.zeros(len(results), np.uint64)
+        # The first rung is the digest of all bits; the others are those without the lowest ones.
         own[has] = recording.rungs[recording.first_rung[:-1][has]]
         self.known: npt.NDArray[np.bool_] = has[self.source]
         self.whole: Hashes = own[self.source]
@@ -156,6 +157,7 @@ def _strides(form: Form) -> tuple[int, ...]:
 def _is_contiguous(form: Form) -> bool:
     step = 1
     for size, stride in zip(reversed(form.shape), reversed(form.stride), strict=False):
+        # A dimension of size 1 may have any stride: no element is reached by it.
         if size > 1 and stride != step:
             return False
         step *= size

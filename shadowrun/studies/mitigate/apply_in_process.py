@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = ["applied"]
 
+# For each dtype: integers of its width, and its mantissa bits.
 _INTEGERS: Final = {
     torch.float64: (torch.int64, 52),
     torch.float32: (torch.int32, 23),
     torch.float16: (torch.int16, 10),
     torch.bfloat16: (torch.int16, 7),
 }
-"""For each dtype: integers of its width, and its mantissa bits."""
 _WIDENED: Final = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -86,6 +86,7 @@ class _Float64:
             if t.dtype in _WIDENED and _is_plain(t):
                 self._before.setdefault(module, t.dtype)
                 _replace_data(t, torch.Tensor.double)
+        # Of this call: the module may have been given another dtype before.
         self._given.dtype = None
 
     def given(self, t: torch.Tensor) -> torch.Tensor:
@@ -117,15 +118,14 @@ class _Truncated(torch.autograd.Function):
 
     @staticmethod
     def backward(_ctx: Any, *gradients: torch.Tensor) -> Any:
+        # Clearing bits is a step function, whose derivative is 0 nearly everywhere: nothing would train.
         return gradients[0], None
 
 
 @contextlib.contextmanager
 def _wrapped_modules(outermost: Sequence[_ChannelsLast | _Float64], n_bits: int) -> Iterator[None]:
-    """Wrap `nn.Module.__call__` inside.
-
-    Not by hooks: torch's hooks for all modules do not see keyword arguments.
-    """
+    """Wrap `nn.Module.__call__` inside."""
+    # Not by hooks: torch's hooks for all modules do not see keyword arguments.
     original = nn.Module.__call__
     # Modules may be called in several threads, as by DataParallel: each has an outermost one of its own.
     depth = threading.local()
@@ -144,6 +144,7 @@ def _wrapped_modules(outermost: Sequence[_ChannelsLast | _Float64], n_bits: int)
             out = original(self, *args, **kwargs)
         finally:
             depth.n -= 1
+        # Innermost ones only: what a parent returns consists of what they return, and would be truncated twice.
         if n_bits and next(self.children(), None) is None:
             out = _mapped(out, truncated)
         # The last that changed the inputs is the first to change the results, as of nested functions.
@@ -168,6 +169,7 @@ def _tensors_of(module: nn.Module) -> Iterable[torch.Tensor]:
 
 def _replace_data(t: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Change a parameter or buffer and its gradient; the object stays, since an optimizer may hold it."""
+    # By `.data`: autograd allows no change of dtype in place, and no in-place write to a leaf that needs a gradient.
     t.data = change(t.data)
     if t.grad is not None:
         t.grad.data = change(t.grad.data)

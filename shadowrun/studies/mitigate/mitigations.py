@@ -158,6 +158,7 @@ def chosen(
     wanted = {*only, *(m.name for m in truncations if bits is not None)} if only else known
     found = {name: m for name, m in known.items() if name in wanted}
     for text in further:
+        # As a platform: the parser of settings refuses a wrong one with its own message.
         for key, value in parse(f"cpu[{text}]").settings:
             # The canonical text: one that is known is the same mitigation.
             setting = str(PlatformSpec("cpu", None, ((key, value),)))[len("cpu[") : -1]

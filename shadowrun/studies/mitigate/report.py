@@ -38,8 +38,8 @@ _LEGEND: Final = (
     "settings: platforms that are still set differently; bits left: mantissa bits in which all agree; ignore: low "
     "bits of the outputs without which they agree; processor, clock: time in units of the program as it is"
 )
+# Where time by the clock grows by so much more than processor time, processors stand idle.
 _IDLE: Final = 1.25
-"""Where time by the clock grows by so much more than processor time, processors stand idle."""
 
 
 def mitigation_document(sweep: Sweep) -> Document:
@@ -106,6 +106,7 @@ def _warnings(sweep: Sweep) -> Iterator[str]:
             f"random numbers or inputs differ between the platforms ({names}): seed the program, and load inputs and "
             "parameters from a file, since random numbers depend on the platform even with a seed"
         )
+    # On one machine, platforms are often the same but for a setting: to set it equal makes them one platform.
     if best.mitigations and best.n_settings < len(sweep.platforms):
         yield (
             f"{best.name} replaces settings in which these platforms differ: {best.n_settings} of "

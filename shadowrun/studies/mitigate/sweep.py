@@ -238,6 +238,7 @@ class _Runner:
 
     def _time_once(self, spec: PlatformSpec, mitigations: Sequence[Mitigation]) -> Seconds | None:
         path = self.folder / "seconds.json"
+        # A run that fails leaves no file: the one of the run before it must not be read in its place.
         path.unlink(missing_ok=True)
         command = [sys.executable, "-m", "shadowrun", "mitigate", "--seconds", str(path), "--platforms", str(spec)]
         # Other options are of `record`, and nothing is recorded here.
@@ -322,6 +323,7 @@ def run_sweep(
 def _with_combinations(sweep: Sweep, runner: _Runner, n_most: int) -> Sweep:
     """Try combinations, those first that should leave the fewest classes, then those that should cost least."""
     n_tried = 0
+    # Anew after each trial: what it found changes which combination is worth a try.
     while True:
         candidates = list(_candidates(sweep))
         if not candidates or n_tried >= n_most:
@@ -330,7 +332,7 @@ def _with_combinations(sweep: Sweep, runner: _Runner, n_most: int) -> Sweep:
         runner.plan(1)
         mitigations = candidates[0]
         trial = runner.trial(mitigations, runner.record(mitigations))
-        # The program as it is runs again next to it: the machine may have become slower meanwhile.
+        # The program as it is runs again next to it: the machine may have become slower since.
         runner.n_planned += len(runner.platforms) * runner.n_runs
         base, trial = runner.time([sweep.base, trial])
         sweep = replace(sweep, base=base, combinations=(*sweep.combinations, trial))

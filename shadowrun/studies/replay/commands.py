@@ -38,6 +38,7 @@ def replay_commands(found: RecordingDiff, paths: tuple[Path, Path]) -> tuple[str
     recordings = [v.recording for v in (found.difference.first, found.difference.second)]
     for path, call in zip(paths, calls, strict=True):
         with CapturedFile(path) as captured:
+            # Both or neither: one command alone cannot show which machine is off.
             if call not in captured.calls():
                 return ()
     targets = [_platform(recording, call) for recording, call in zip(recordings, calls, strict=True)]

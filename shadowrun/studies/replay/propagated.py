@@ -73,6 +73,7 @@ def free_run(
             "there, then `shadowrun diff`.",
             slug="bad-option",
         )
+    # On a device, the program itself chooses where it runs: its own arguments name the device.
     own = ["--platform", str(spec)] if spec.device_type == "cpu" and spec.settings else []
     with tempfile.TemporaryDirectory(prefix="shadowrun-") as folder:
         path = Path(folder) / "free.shadowrec"

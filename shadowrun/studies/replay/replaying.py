@@ -229,6 +229,8 @@ class _Runner:
 
     def _run(self, done: ReplayedCall, plan: OpPlan, given: CapturedCall) -> None:
         on_cpu = self._device == "cpu"
+        # A recording of another device may hold operators that the CPU lacks, such as cuDNN's: there is a stand-in
+        # for each.
         ran, judged = self._replayer.run(for_reference(plan) if on_cpu else plan, given.args, given.kwargs)
         done.verdict = judged.verdict if judged is not None else None
         if ran is None:
@@ -385,6 +387,7 @@ class ResultRows:
         if not isinstance(value, torch.Tensor):
             # On the CPU: the program may have set another default device.
             value = torch.tensor(value, dtype=_WIDE.get(type(value)), device="cpu")
+        # Nested tensors say that they are strided, and raise when asked for their strides.
         is_strided = value.layout is torch.strided and not value.is_nested
         dtype = str(value.dtype).removeprefix("torch.")
         form = Form(dtype, tuple(value.shape), tuple(value.stride()) if is_strided else (), str(value.layout)[6:])

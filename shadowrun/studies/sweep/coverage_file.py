@@ -296,6 +296,8 @@ class CoverageFile:
         for number, finding in self._rows(_FINDINGS):
             findings.setdefault(number, []).append(known[finding])
         names = dict(self._rows("select id, name from operator"))
+        # By number: to sort a million rows by names of a megabyte each, as a hostile file may have, would compare
+        # megabytes.
         rank = {operator: place for place, operator in enumerate(sorted(names, key=names.__getitem__))}
         rows = sorted(self._rows(_RESULTS), key=lambda row: (rank[row[1]], *row[2:5]))
         for number, operator, dtype, part, sample, inputs in rows:

@@ -96,6 +96,7 @@ def expression_of(rebuilt: RebuiltCase, *, whole: bool) -> Expression:
     named = [
         code("{}={}", dotted_name(name), writer.text(name, value)) for name, value in (sample.kwargs or {}).items()
     ]
+    # Before `out` is added, which is no input that an in-place operator could write to.
     inputs = dict(writer.inputs)
     expected: Any = None
     if whole or part in (Part.OUT, Part.BACKWARD):
@@ -174,6 +175,7 @@ def _public_names() -> dict[int, str]:
     for prefix, module in _MODULES:
         for name, value in vars(module).items():
             if callable(value) and not isinstance(value, type):
+                # By identity: `torch.linalg.norm` and `torch.norm` have one name and are two functions.
                 names.setdefault(id(value), f"{prefix}.{name}")
     for name in dir(torch.Tensor):  # `vars` has no inherited methods
         names.setdefault(id(getattr(torch.Tensor, name, None)), f"torch.Tensor.{name}")

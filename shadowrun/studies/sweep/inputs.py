@@ -128,6 +128,7 @@ def strided(t: torch.Tensor) -> torch.Tensor:
     if not is_plain(t) or t.dim() == 0 or t.numel() < 2 or t.is_conj() or t.is_neg():
         return t
     turned = t.detach().transpose(0, -1)
+    # Zeros in the gaps: what a kernel that ignores strides reads there is known, and never NaN by chance.
     wide = torch.zeros(*turned.shape, 2, dtype=t.dtype)
     wide[..., 0] = turned
     return wide[..., 0].transpose(0, -1).requires_grad_(t.requires_grad)
@@ -145,6 +146,7 @@ def without_dims(t: torch.Tensor) -> torch.Tensor:
     """The first element, as a tensor without dimensions."""
     if not is_plain(t) or t.dim() == 0 or t.numel() == 0:
         return t
+    # A copy: a view would share the storage of the sample, and an in-place operator would write to it.
     return t.detach()[(0,) * t.dim()].clone()
 
 

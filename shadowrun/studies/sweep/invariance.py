@@ -307,6 +307,7 @@ class Invariance:
         args, kwargs = map_tensors(args, kwargs, as_contiguous)
         for change in (strided, transposed):
             other = map_tensors(args, kwargs, change)
+            # The change does not apply to any of these tensors: the pair would be one call twice.
             if all(a is b for a, b in zip(leaves([args, kwargs]), leaves(list(other)), strict=True)):
                 continue
             names, straight = self.results(plan, args, kwargs, first=True)
@@ -318,6 +319,7 @@ class Invariance:
         if n < 2:
             return
         names, whole = self.results(plan, args, kwargs, first=True)
+        # The ends and the middle: blocks of a kernel begin at the first item, and its tail has the last.
         for k in sorted({0, n // 2, n - 1}):
             alone = batch_item(args, places, k)
             _, one = self.results(plan, alone, kwargs)

@@ -41,8 +41,8 @@ _START = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]);"
     "from shadowrun.studies.sweep.last_call import main; main(json.loads(sys.argv[2]), sys.argv[3])"
 )
+# Time limit of the start of the process, which imports torch; the limit of the case begins later.
 _MARGIN_S = 120.0
-"""Time limit of the start of the process, which imports torch; the limit of the case begins later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,7 @@ def _wait_or_kill(process: subprocess.Popen[bytes], seconds: float) -> None:
     assert process.stdout is not None
     timer = threading.Timer(_MARGIN_S, process.kill)
     timer.start()
+    # It also returns where the child dies before it has begun.
     process.stdout.readline()
     timer.cancel()
     try:
@@ -156,6 +157,7 @@ def main(facts: dict[str, Any], folder: str) -> None:
 
 
 def _end_with_parent() -> None:
+    # Returns when the pipe closes, however the parent ends, SIGKILL included.
     os.read(0, 1)
     # Not `sys.exit`, which ends this thread only: the main thread may hang in a kernel.
     os._exit(0)

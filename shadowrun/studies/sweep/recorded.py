@@ -112,6 +112,8 @@ def sample(name: str, text: str, seed: int, shapes: str = "") -> Sample:
         # An index must be smaller than the smallest dimension of any tensor of the call.
         sizes = [n for t in leaves([args, kwargs]) for n in t.shape if n]
         for t in leaves([args, kwargs]):
+            # At most 1: an index that fits into one dimension fits into every other one, and 0 and 1 are booleans
+            # too.
             _fill(t, min([2, *sizes]))
         # After that: some values are places in memory, and it is those of the call that must lie inside.
         check_call(operator, args, kwargs)
@@ -192,6 +194,7 @@ class _Reader:
         if self._n_unwritten > _MAX_UNWRITTEN:
             raise UnreadableCall(f"lists with {self._n_unwritten} more entries")
         if not isinstance(last, torch.Tensor):
+            # Lists are of one kind: what was not written is most likely like the entry before it.
             return [last] * n
         shapes = self._shapes[self._n_tensors : self._n_tensors + n]
         if len(shapes) < n:

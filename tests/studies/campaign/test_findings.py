@@ -2,8 +2,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shadowrun.studies.campaign.findings import Seen, Signature, root_causes, signature
-from shadowrun.studies.campaign.reduction import ddmin
 from shadowrun.studies.campaign.runner import VariantFinding
+from shadowrun.studies.campaign.scripts import ddmin
 
 MM = VariantFinding("aten::mm", "f32", "mismatch", "reduced precision", "inputs rounded to bf16", "evidence", "forward")
 

@@ -20,8 +20,8 @@ __all__ = ["SOURCE", "collect"]
 
 SOURCE: Final = "modules"
 _MODULE: Final = "torch.testing._internal.common_modules"
+# Of one module; the database has up to 61.
 _MAX_INPUTS: Final = 40
-"""Of one module; the database has up to 61."""
 
 
 def collect(patterns: Callable[[str], bool], on_progress: Callable[..., None]) -> Collected:

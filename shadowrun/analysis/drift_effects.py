@@ -12,7 +12,9 @@ from shadowrun.types import Phase
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DriftTrace", "Effects", "StepEnd"]
+    from shadowrun.types import RunInfo
+
+__all__ = ["DriftTrace", "Effects", "Repair", "StepEnd", "read_repairs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class StepEnd:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What ``drift=True`` recorded on the way of errors.
+    """What ``drift=True`` recorded of how errors spread.
 
     Attributes:
         rise: Context and outcome of calls to the rise of the accumulated relative error at them, in a step on average:
@@ -51,6 +53,51 @@ class Effects:
     rise: Mapping[tuple[int, int], float]
     reach: Mapping[tuple[int, int], float]
     ends: tuple[StepEnd, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What the loss would be with one operator right, measured in some steps of a run with ``drift=True``.
+
+    Attributes:
+        op: The operator, whose calls ran on the reference in the target's chain.
+        n_steps, n_calls: The steps, and its calls before the loss in them.
+        error: Deviation of the target's loss from the reference's, on average over these steps.
+        without: The same with this operator right.
+        lost: Where a step could not be measured: the operator at which a chain could not follow.
+    """
+
+    op: str
+    n_steps: int
+    n_calls: int
+    error: float
+    without: float
+    lost: str
+
+    @property
+    def share(self) -> float | None:
+        """Share of the error that is gone, negative if it grows; None if it was not measured, or there is no error."""
+        if not self.n_steps or not self.n_calls or not 0 < self.error < math.inf or not math.isfinite(self.without):
+            return None
+        return 1 - self.without / self.error
+
+
+def read_repairs(info: RunInfo) -> dict[str, Repair]:
+    """Repairs by operator; entries of a file that are none are left out."""
+    found = {}
+    for op, entry in info.repairs.items():
+        if not isinstance(entry, dict):
+            continue
+        numbers = [entry.get(name) for name in ("n_steps", "n_calls", "error", "without")]
+        if any(isinstance(n, bool) or not isinstance(n, (int, float, str)) for n in numbers):
+            continue
+        try:
+            n_steps, n_calls, error, without = map(float, numbers)  # type: ignore[arg-type]
+            n = max(1, int(n_steps))
+            found[op] = Repair(op, int(n_steps), int(n_calls), error / n, without / n, str(entry.get("lost", "")))
+        except (ValueError, OverflowError):  # a text that is no number, or an infinite count
+            continue
+    return found
 
 
 class DriftTrace:
@@ -86,6 +133,7 @@ class DriftTrace:
             drift: Absolute and relative error.
             is_root: The call may be the one that makes the gradient of the loss, a constant, which follows the loss.
         """
+        # Calls come in the order of the file, in which all calls of a step of one run follow each other.
         if step != self._step:
             self._end()
             self._step, self._greatest = step, {}
@@ -99,6 +147,8 @@ class DriftTrace:
             self._greatest[phase] = relative
         if _size(relative) > _size(self._reach.get(key, -1.0)):
             self._reach[key] = relative
+        # The last forward call before the first gradient is the loss. `ones_like`, the gradient that `backward()`
+        # starts with, is called before autograd runs a node, so that its phase is forward too.
         if phase == Phase.FORWARD and self._grad[0] < 0 and not is_root:
             self._loss = (seq, key[0], *drift)
         if phase == Phase.BACKWARD and _size(relative) > _size(self._grad[1]):
@@ -121,6 +171,7 @@ class DriftTrace:
             return
         self._n_steps += 1
         end = StepEnd(self._step[1], *self._loss, *self._grad)
+        # Three steps are kept, whatever their number: a run may have millions.
         self._ends.setdefault("first", end)
         self._ends["last"] = end
         worst = self._ends.get("worst")

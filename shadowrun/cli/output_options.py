@@ -1,0 +1,148 @@
+"""Where a report goes: files and formats, and at a terminal a digest, or all of it by a pager."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shadowrun import report
+from shadowrun.cli import pager
+from shadowrun.errors import UsageError
+from shadowrun.report import FORMATS, ISSUE_FORMATS, STDOUT, output_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from shadowrun.report.document import Document
+
+__all__ = ["add_output_arguments", "check_outputs", "print_report", "wants_pictures"]
+
+
+def add_output_arguments(
+    parser: argparse._ActionsContainer, *, findings: bool = False, digest: bool = False, has_all: bool = False
+) -> None:
+    """Files and format of the report; the same options for every command that prints one.
+
+    Args:
+        parser: Gets the options.
+        findings: Whether the report has findings, which CI services take in formats of their own.
+        digest: Whether a terminal shows a digest of it.
+        has_all: Whether the command has an option ``--all`` of its own.
+    """
+    formats = (*FORMATS, *ISSUE_FORMATS) if findings else FORMATS
+    services = f"; for CI services: {', '.join(ISSUE_FORMATS)}" if findings else ""
+    parser.add_argument(
+        "-o",
+        "--output",
+        action="append",
+        type=_output_among(formats),
+        default=[],
+        metavar="FILE",
+        help="write the report to FILE, in the format of its extension, or to FORMAT:FILE (FORMAT:- is standard "
+        f"output): {', '.join(FORMATS)}{services} (may be repeated)",
+    )
+    parser.add_argument(
+        "-f",
+        "--format",
+        choices=formats,
+        metavar="FORMAT",
+        help="format on standard output, one of these (default: text, coloured in a terminal)",
+    )
+    if digest:
+        parser.add_argument(
+            "-v", "--verbose", action="store_true", help="at a terminal, show the details of the findings too"
+        )
+    if not has_all:
+        parser.add_argument("--all", action="store_true", dest="everything", help="print all rows of each table")
+    parser.add_argument(
+        "--no-pager", action="store_true", help="do not show a long report by $PAGER (default at a terminal: less)"
+    )
+
+
+def _output_among(formats: Collection[str]) -> Callable[[str], str]:
+    """Reader of ``-o``: refuses the formats of findings where a report has none."""
+
+    def read(text: str) -> str:
+        with contextlib.suppress(UsageError):  # `check_outputs` raises it, with its entry in the documentation
+            if (name := output_of(text).format) not in formats:
+                raise argparse.ArgumentTypeError(
+                    f"{text!r}: {name} is a format of findings, and this report has none; use {', '.join(formats)}"
+                )
+        return text
+
+    return read
+
+
+def wants_pictures(args: argparse.Namespace) -> bool:
+    """Whether HTML is among the reports that are asked for."""
+    return args.format == "html" or any(output_of(output).format == "html" for output in args.output)
+
+
+def print_report(document: Document, args: argparse.Namespace, *, always: bool = False, more: str = "") -> None:
+    """Write a document as the options of `add_output_arguments` say.
+
+    Args:
+        document: The report.
+        args: The parsed options.
+        always: Print to standard output even if files are named, for commands that run something.
+        more: Where a terminal that shows the digest has the details; a command, or what to add to this one.
+
+    Raises:
+        UsageError: A file has an unknown extension or cannot be written.
+    """
+    from shadowrun.report.document import render
+
+    # Again: since the start, a run of hours may have passed, and a folder may be gone.
+    check_outputs(args.output)
+    printed = [args.format or "terminal"] if args.format or always or not args.output else []
+    # Files first: the reader of standard output may close it, as `head` does.
+    for output in map(output_of, args.output):
+        if output.path == report.STDOUT:
+            printed.append(output.format)
+        elif output.appends:
+            report.append_to_summary(render(document, output.format), Path(output.path))
+        else:
+            report.save(render(document, output.format), Path(output.path))
+    for name in printed:
+        if name == "terminal":
+            _show(document, args, more)
+        else:
+            report.show(render(document, name))
+
+
+def _show(document: Document, args: argparse.Namespace, more: str) -> None:
+    """The digest, or with ``-v`` all, by a pager if it is longer than the screen."""
+    from shadowrun.report.document import View, render_view
+
+    at_terminal = sys.stdout.isatty()
+    everything = bool(getattr(args, "everything", False))
+    # A log or a pipe is searched later: it gets all.
+    details = everything or not document.digest or not at_terminal or bool(getattr(args, "verbose", False))
+    pages = at_terminal and details and not getattr(args, "no_pager", False) and pager.command() is not None
+    text = render_view(document, View(details, everything, at_terminal and not pages, more))
+    if not (pages and pager.is_long(text) and pager.page(text)):
+        report.show(text)
+
+
+def check_outputs(outputs: list[str]) -> None:
+    """Refuse reports that cannot be written, before the run starts.
+
+    Raises:
+        UsageError: Unknown extension, a missing folder, or the same file twice.
+    """
+    paths = [output_of(output).path for output in outputs]  # raises for an unknown extension
+    for path in (Path(path) for path in paths if path != STDOUT):
+        if path.is_dir() or not os.access(path.parent, os.W_OK):
+            raise UsageError(
+                f"The report {str(path)!r} cannot be written: its folder must exist and be writable.",
+                slug="unwritable-report",
+            )
+    files = [path for path in paths if path != STDOUT]
+    if len(set(files)) < len(files):
+        raise UsageError(
+            "Two -o options name the same file: give each report a file of its own.", slug="unwritable-report"
+        )
