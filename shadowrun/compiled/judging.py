@@ -42,8 +42,8 @@ FACTOR_SHARE: Final = 0.25
 """The same for a factor that all elements have in common, where 16 bits were computed with: rounding to nearest has
 none. In float32, functions and sums of other algorithms may have one of some units. Right ones reach 0.16 of the
 size, and those whole graphs 0.24 of it, which is 0.37 of what is allowed there."""
+# What other roundings move a result by, of its size, if it depends on 16 bits.
 _COARSE_NOISE: Final = 2.0**-12
-"""What other roundings move a result by, of its size, if it depends on 16 bits."""
 _INTEGERS: Final = frozenset({torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64})
 NEARER = "nearer the truth than eager"
 
@@ -188,7 +188,7 @@ def _judge_by_reference(
                 spreads[k].widen(results[k])
         for spread in spreads.values():
             # A float32 result of 16-bit intermediate values has their errors: its own dtype would condemn it.
-            spread.settle(runs.mantissa())
+            spread.use_16_bit_bounds(runs.mantissa())
         n_perturbed_runs = wanted
         judged = [_judge_result(k, names[k], actual[k], expected[k], spreads[k]) for k in which]
         if all(j.verdict.status is Status.MATCH for j in judged):
@@ -209,7 +209,7 @@ def allowed_differences(
         for spread, result in zip(spreads, runs.perturbed(), strict=True):
             spread.widen(result)
     for spread in spreads:
-        spread.settle(runs.mantissa())
+        spread.use_16_bit_bounds(runs.mantissa())
     return [_allowed_difference(*each) for each in zip(actual, expected, spreads, strict=True)]
 
 
@@ -283,7 +283,7 @@ class _RoundingSpread:
             self.truth.flips[:] = True
             return
         if self._eager.dtype not in FORMATS:
-            # Integers and bools have no rounding: what another rounding on the way changes is open.
+            # Integers and bools have no rounding: what another rounding of intermediate values changes is open.
             np.logical_or(self.truth.flips, perturbed.numpy() != self._eager.numpy(), out=self.truth.flips)
             return
         a, e = perturbed.to(torch.float64).numpy(), self._eager.to(torch.float64).numpy()
@@ -294,7 +294,7 @@ class _RoundingSpread:
         np.logical_or(self.truth.flips, changed, out=self.truth.flips)
         # The greatest of all runs: each moves the roundings at random, and one alone may move them little.
         np.maximum(self.truth.spread, gap, out=self.truth.spread, where=np.isfinite(gap))
-        self._moved.append(self.off(a, e))
+        self._moved.append(self.deviation(a, e))
 
     def leave_open(self, filled: Value) -> None:
         """Take no element for wrong which depends on memory that no kernel writes.
@@ -311,17 +311,17 @@ class _RoundingSpread:
             self.undefined = ((there == torch.iinfo(there.dtype).max) & (there != self._eager)).numpy()
         np.logical_or(self.truth.flips, self.undefined, out=self.truth.flips)
 
-    def settle(self, mantissa: int) -> None:
+    def use_16_bit_bounds(self, mantissa: int) -> None:
         """Take the bounds of 16 bits for what was computed in these, whatever dtype it has.
 
         Args:
-            mantissa: Bits of the shortest mantissa on the way.
+            mantissa: Bits of the shortest mantissa of an intermediate value.
         """
         if self.fmt is not None and mantissa < 23 and self._noise().size > _COARSE_NOISE:
             self.is_coarse = True
             self.fmt = self.fmt._replace(mantissa=min(self.fmt.mantissa, mantissa))
 
-    def off(self, a: Array, b: Array) -> _Deviation:
+    def deviation(self, a: Array, b: Array) -> _Deviation:
         """How far one value of the result is from another, all elements together.
 
         Each element counts by its own size, but small ones by that of all, so that no few great ones decide.
@@ -341,10 +341,10 @@ class _RoundingSpread:
 
     def systematic(self, actual: Array, expected: Array) -> str:
         """What is wrong with all elements together where each is within its bound; empty if nothing is."""
-        noise, own = self._noise(), self.off(expected, self.truth.value)
+        noise, own = self._noise(), self.deviation(expected, self.truth.value)
         if not noise.size:
             return ""
-        both = self.off(actual, expected), self.off(actual, self.truth.value)
+        both = self.deviation(actual, expected), self.deviation(actual, self.truth.value)
         # Right if near to either: eager may be the side that is off.
         size = min(o.size for o in both)
         if size > max((COARSE_RMS if self.is_coarse else RMS) * noise.size, RATIO * own.size):
@@ -371,7 +371,7 @@ def _judge_result(k: int, name: str, actual: Value, expected: Value, spread: _Ro
         bad = int((different & ~spread.truth.flips).sum())
         if bad:
             evidence = f"{name}: {bad} of {a.numel()} elements differ"
-            # Less sure than elsewhere: whether an integer on the way depended on rounding is known from a few runs
+            # Less sure than elsewhere: whether an intermediate integer depended on rounding is known from a few runs
             # only.
             verdict = Verdict(Status.MISMATCH, Cause.IMPLEMENTATION, "", evidence, 0.5)
         else:

@@ -248,5 +248,5 @@ def _widened(name: str, value: Any, *, keep: bool) -> Any:
     return value
 
 
+# Operators without a float64 kernel (seen on 2.13), and what computes the same.
 _NO_FLOAT64: Final = {"aten::_grouped_mm": grouped_product}
-"""Operators without a float64 kernel (seen on 2.13), and what computes the same."""

@@ -35,8 +35,8 @@ __all__ = ["RepairTrials", "Repaired"]
 
 _MAX_OPERATORS: Final = 12
 _STEPS_EACH: Final = 3
+# Elements of a result that is looked at as the loss: a larger one is none.
 _MAX_LOSS: Final = 1 << 16
-"""Elements of a result that is looked at as the loss: a larger one is none."""
 _MAX_LOST: Final = 200
 _DROPOUT: Final = "aten::native_dropout"
 

@@ -320,6 +320,21 @@ def test_a_graph_of_somebody_else_costs_itself_only(capsys):
     assert "crash: signal" in capsys.readouterr().out
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes")
+def test_a_program_whose_subgraphs_are_looked_for_costs_itself_only(capsys):
+    """It ran in the process of the command, which had to end with it, or to wait for it without end."""
+    ints = ([4], "int64", ["constant", -(2**63), 0]), ([4], "int64", ["constant", -1, 0])
+    ends = data(ints, [("aten::div.Tensor_mode", x(0), x(1))])
+    ends[1][0][2] = {"rounding_mode": "trunc"}
+    longer = data([([4, 4], "float32", None)], [("aten::relu", x(0)), ("aten::mm", v(0), x(0)), ("aten::sin", v(1))])
+    zoo_of(".shadowzoo", ends, MM, longer)
+    assert main(["zoo", "add", "subgraphs"]) == 0
+    mined = [p.name for p in read_zoo(Path(".shadowzoo")).programs.values() if p.source == "subgraphs"]
+    assert sorted(mined) == ["mm", "relu", "relu → mm"]
+    assert main(["zoo", "list", "--left-out", "subgraphs"]) == 0
+    assert "crash: signal" in capsys.readouterr().out
+
+
 def test_lists_of_lists_are_counted():
     """Each holds the one before twice: 40 lines were a text of a million million entries."""
     graphnet("1", ["a = (x, y)", *["a = (a, a)"] * 40, "return (torch.stack(a),)"])

@@ -42,10 +42,10 @@ __all__ = ["Engine", "Executor", "Future", "Outcome", "Progress", "open_chunks"]
 # The row of a start in the table `session` is written this often: after a kill, its times are at most so much behind.
 _SAVE_S: Final = 5.0
 _LOOK_S: Final = 0.05
+# Times that a chunk is given to an executor: its processes may be killed.
 _TRIES: Final = 3
-"""Times that a chunk is given to an executor: its processes may be killed."""
+# Variants that a table is made for where no number is given.
 _UNLIMITED: Final = 1 << 20
-"""Variants that a table is made for where no number is given."""
 
 
 class Future(Protocol):
@@ -203,7 +203,9 @@ class Engine:
                     settled[number] = max(n, settled.get(number, 0))
         n_targets = len(self._settings.shown_targets)
         self._n_before = sum(
-            n >= n_targets and number // CHUNK % self._shard.of == self._shard.index for number, n in settled.items()
+            # Of this shard only: the progress that is shown is its own.
+            n >= n_targets and number // CHUNK % self._shard.of == self._shard.index
+            for number, n in settled.items()
         )
         return settled
 
@@ -362,7 +364,7 @@ def open_chunks(settled: dict[int, int], n: int, shard: Shard, n_targets: int) -
     """Chunks of the variants that have no outcome yet.
 
     Args:
-        settled: Settled targets by variant; emptied on the way.
+        settled: Settled targets by variant; emptied as it is read.
         n: Number of variants; 0 for no limit.
         shard: Which chunks.
         n_targets: Number of targets.

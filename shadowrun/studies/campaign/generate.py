@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Generator"]
 
+# How often each family is chosen, for all mutations but the last.
 _WEIGHTS: Final = {"structure": 4, "arguments": 3, "tensors": 4}
-"""How often each family is chosen, for all mutations but the last."""
+# How often a mutator is chosen, where others of its family are once: nearly every model has a call for `unread`.
 _OFTEN: Final = {"argument": 4}
-"""How often a mutator is chosen, where others of its family are once: nearly every model has a call for `unread`."""
+# The family that takes the place of one without any possible mutation.
 _INSTEAD: Final = "tensors"
-"""The family that takes the place of one without any possible mutation."""
 _N_MUTATIONS: Final = (1, 1, 1, 1, 2, 2, 2, 3, 3, 4)
+# Share of the variants that are also run in another way.
 _EXECUTION: Final = 0.3
-"""Share of the variants that are also run in another way."""
+# Choices for one mutation, until one runs.
 _TRIES: Final = 24
-"""Choices for one mutation, until one runs."""
 _MAX_REASONS: Final = 2000
+# Sets of values. A worker keeps the values of inputs, which cost more than a small graph to make.
 _SEEDS: Final = 8
-"""Sets of values. A worker keeps the values of inputs, which cost more than a small graph to make."""
 
 
 class Generator:

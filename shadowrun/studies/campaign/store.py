@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["CampaignStore", "other_campaign"]
 
 _MAX_TEXT: Final = 400
+# Ids have two bytes where they are many. Reasons with figures in them could be any number.
 _MAX_NAMES: Final = 60_000
-"""Ids have two bytes where they are many. Reasons with figures in them could be any number."""
 _MANY: Final = "(one of too many texts)"
 _REFERENCE: Final = -1
 _ID: Final = struct.Struct("<H")

@@ -25,8 +25,8 @@ KINDS: Final = {
 }
 """Part of a name before its colon, to what it is of; other names (versions, arguments of the program) are facts."""
 
+# Entries of a fingerprint that are versions of software.
 _SOFTWARE: Final = ("torch", "mkl", "onednn", "openmp", "cuda", "cuda_driver", "cudnn", "plugin")
-"""Entries of a fingerprint that are versions of software."""
 
 # Memory decides no result, and the list of flags has a hundred entries; `cpu_flags` is its digest.
 _VOLATILE: Final = frozenset({"memory_gib", "cpu_flag_list"})

@@ -147,8 +147,8 @@ def with_argument(node: Node, name: str, value: Any) -> Node:
     return Node(node.op, node.args, tuple(sorted(kwargs.items(), key=lambda kv: order.index(kv[0]))), node.module)
 
 
+# A rule found no value.
 _NONE: Final = object()
-"""A rule found no value."""
 
 
 def _one_of(*values: Any) -> Callable[[Draw, Any, torch.Tensor | None], Any]:
@@ -255,6 +255,7 @@ def _split_sizes(draw: Draw, old: Any, _: torch.Tensor | None) -> Any:
 
 
 _EPS: Final = _scalar(1e-3, 1e-5, 1e-6, 1e-8, 1e-12, 0.1, 1.0)
+# By name of the argument. What may be divided by is in `_checked`.
 _RULES: Final[dict[str, Callable[[Draw, Any, torch.Tensor | None], Any]]] = {
     # Dimensions and places
     **dict.fromkeys(("dim", "dim0", "dim1", "dim2", "axis"), _dim),
@@ -317,7 +318,6 @@ _RULES: Final[dict[str, Callable[[Draw, Any, torch.Tensor | None], Any]]] = {
     "margin": _scalar(0.0, 0.5, 1.0),
     "momentum": _scalar(0.1, 0.5, 0.9),
 }
-"""By name of the argument. What may be divided by is in `_checked`."""
 
 
 def _checked(name: str, value: Any) -> Any:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Edge", "Exceptional", "Scale"]
 
+# Numbers between a power of 2 and the next that are tried for an edge: few enough that all kernels agree on them.
 _PER_OCTAVE: Final = 1024
-"""Numbers between a power of 2 and the next that are tried for an edge: few enough that all kernels agree on them."""
 
 
 def _value_inputs(draft: Draft) -> list[int]:

@@ -21,10 +21,10 @@ __all__ = ["SOURCE", "collect"]
 
 SOURCE: Final = "modules"
 _MODULE: Final = "torch.testing._internal.common_modules"
+# Of one module; the database has up to 61.
 _MAX_INPUTS: Final = 40
-"""Of one module; the database has up to 61."""
+# One operator for all of it, where no gradient is wanted and the batch comes first: the database has no such input.
 _FUSED: Final = "nn.TransformerEncoderLayer"
-"""One operator for all of it, where no gradient is wanted and the batch comes first: the database has no such input."""
 
 
 def collect(patterns: Callable[[str], bool], on_progress: Callable[..., None]) -> Collected:

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 __all__ = ["SOURCE", "collect"]
 
 SOURCE: Final = "operators"
+# Of one operator in one dtype: the first that have other shapes or arguments.
 _SAMPLES: Final = 4
-"""Of one operator in one dtype: the first that have other shapes or arguments."""
+# The first of these that an operator takes; mutations make others of it.
 _DTYPES: Final = ("float32", "int64", "bool", "complex64")
-"""The first of these that an operator takes; mutations make others of it."""
 _MAX_ELEMENTS: Final = 1 << 16
+# Shares that dropout drops.
 _DROPPED: Final = (0.1, 0.25, 0.9)
-"""Shares that dropout drops."""
 
 
 def collect(patterns: Callable[[str], bool], on_progress: Callable[..., None]) -> Collected:

@@ -22,8 +22,8 @@ __all__ = ["SOURCE", "collect"]
 
 SOURCE: Final = "optimizers"
 _SHAPES: Final = ((4, 3), (5,), (2, 2, 3))
+# The first step of many optimizers is another one, since their averages are 0.
 _STEPS: Final = 2
-"""The first step of many optimizers is another one, since their averages are 0."""
 _OPTIONS: Final[tuple[dict[str, Any], ...]] = (
     {},
     {"weight_decay": 0.1},
