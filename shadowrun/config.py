@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["Config", "Options"]
 
 ON_UNSUPPORTED = ("fallback", "raise")
+STOP_ON = KINDS[:-1]
+"""Kinds of findings that single calls are: that an operator is slow is known after many."""
 _MAX_SECONDS = 10**9
 _CAPTURED_BYTES = 64 << 20
 
@@ -48,6 +50,7 @@ class Options(TypedDict, total=False):
     atol: float | None
     tolerance: Mapping[str, Any] | None
     known: str | PathLike[str] | bool | None
+    vendor_known: bool
     settings: str | PathLike[str] | bool | None
     file: str | PathLike[str] | None
     append: bool
@@ -62,6 +65,9 @@ class Options(TypedDict, total=False):
     compiled: bool
     capture: bool | int | None
     fail_fast: bool | Iterable[str]
+    stop_on: str | Iterable[str]
+    on_finding: Callable[[Any], object] | None
+    ranks: int | Iterable[int] | None
     api: bool
 
 
@@ -83,6 +89,8 @@ class Config:
             ``{"aten::mm*": {"rtol": 1e-3, "atol": 1e-5}}``. The last rule that matches a result decides: first come
             the rules of the settings, then these, then `rtol` and `atol`.
         known: Ledger of known issues: a file, False for none; None uses that of the settings.
+        vendor_known: False leaves out the known issues that the package of the target's device ships; `known=False`
+            does, too.
         settings: Settings to read: a file, False for none; None looks upward from the working directory for
             ``shadowrun.toml`` and for a ``pyproject.toml`` with ``[tool.shadowrun]``.
         file: Data file to stream records to; None keeps them in memory.
@@ -110,6 +118,14 @@ class Config:
             ``F.linear`` or ``nn.GRU``; `Run.api_coverage` and ``shadowrun coverage --api`` count by them.
         fail_fast: Kinds of findings at the first of which the program is ended, at its next operator call, as by
             `sys.exit`; True for those that fail a run by default. ``"new"`` is one that `Run.baseline` does not have.
+        stop_on: Kinds of findings (``"mismatch"``) at the first of which `CallFindingError` is raised into the program,
+            by the very call, with the results of both sides. Calls are then compared at once: an asynchronous device is
+            waited for after each call.
+        on_finding: Called with each new `Finding`, of its first call alone, on the thread of the block: after the call,
+            or, where another thread compares or ran it, at a later call or the end of the step. An exception in it is
+            noted in the report with one warning, and does not reach the program.
+        ranks: Ranks of a distributed program to compare on; the others run plain, and write nothing. None for all; no
+            effect in a program that is not distributed.
     """
 
     on_unsupported: str = "fallback"
@@ -121,6 +137,7 @@ class Config:
     atol: float | None = None
     tolerance: tuple[ToleranceRule, ...] = ()
     known: tuple[KnownLine, ...] = ()
+    vendor_known: bool = True
     settings: tuple[Path, ...] = ()
     file: Path | None = None
     append: bool = False
@@ -135,6 +152,9 @@ class Config:
     compiled: bool = False
     capture: bool | int | None = None
     fail_fast: tuple[str, ...] = ()
+    stop_on: tuple[str, ...] = ()
+    on_finding: Callable[[Any], object] | None = None
+    ranks: frozenset[int] | None = None
     api: bool = False
 
     @property
@@ -163,11 +183,14 @@ class Config:
         # Here, not at the first comparison of a call: a wrong settings file must stop the program before it starts.
         _resolve_settings(options)
         if options.get("steps") is not None:
-            options["steps"] = _steps(options["steps"])
+            options["steps"] = _numbers("steps", options["steps"])
         for name in ("modules", "ops"):
             if options.get(name) is not None:
                 options[name] = _patterns(name, options[name])
-        options["fail_fast"] = _kinds(options.get("fail_fast", ()))
+        options["fail_fast"] = _kinds("fail_fast", options.get("fail_fast", ()), (*KINDS, NEW))
+        options["stop_on"] = _kinds("stop_on", options.get("stop_on", ()), STOP_ON)
+        if options.get("ranks") is not None:
+            options["ranks"] = _numbers("ranks", options["ranks"])
         if options.get("file") is not None:
             options["file"] = Path(options["file"])
         config = cls(**options)
@@ -232,6 +255,14 @@ class Config:
                 "api=True takes time at each call of a function, also in steps that budget= leaves out: use only one.",
                 slug="bad-option",
             )
+        if self.stop_on and self.budget is not None:
+            raise UsageError(
+                "stop_on= raises at the call, and budget= judges calls later: use only one.", slug="bad-option"
+            )
+        if self.on_finding is not None and not callable(self.on_finding):
+            raise UsageError(
+                f"on_finding={self.on_finding!r} is not callable: give a function of one Finding.", slug="bad-option"
+            )
         if not self.replay and (self.drift or self.budget is not None or self.compiled):
             other = "drift=True" if self.drift else "compiled=True" if self.compiled else "budget="
             raise UsageError(
@@ -260,9 +291,12 @@ class Config:
         # Of a path, only the name: a data file is shared, and the folders of a machine are private.
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
-            if f.name == "known":  # reports apply the ledger of the day on which the file is read, not that of the run
+            if f.name in (
+                "known",
+                "vendor_known",
+            ):  # reports apply the ledger of the day on which the file is read, not that of the run
                 continue
-            if f.name in ("tolerance", "settings", "fail_fast"):
+            if f.name in ("tolerance", "settings", "fail_fast", "stop_on"):
                 value = [v.name if isinstance(v, Path) else str(v) for v in value] or None
             elif isinstance(value, frozenset):
                 value = sorted(value)
@@ -282,29 +316,30 @@ def _resolve_settings(options: dict[str, Any]) -> None:
     ledger = found if known is None else read_settings(known)
     options["tolerance"] = (*found.tolerance, *tolerance_rules(tolerance, "compare()"))
     options["known"] = ledger.known
+    options["vendor_known"] = bool(options.get("vendor_known", True)) and known is not False
     options["settings"] = found.files
 
 
-def _kinds(value: bool | Iterable[str]) -> tuple[str, ...]:
+def _kinds(name: str, value: bool | Iterable[str], known: tuple[str, ...]) -> tuple[str, ...]:
     if isinstance(value, bool):
-        return FAIL_ON if value else ()
+        return tuple(kind for kind in FAIL_ON if kind in known) if value else ()
     kinds = (value,) if isinstance(value, str) else tuple(value)
-    known = (*KINDS, NEW)
     for kind in kinds:
         if kind not in known:
-            raise UsageError(f"fail_fast={kind!r}: use True, or some of {', '.join(known)}.", slug="bad-option")
+            raise UsageError(f"{name}={kind!r}: use True, or some of {', '.join(known)}.", slug="bad-option")
     return kinds
 
 
-def _steps(value: int | Iterable[int]) -> frozenset[int]:
-    steps: list[Any]
+def _numbers(name: str, value: int | Iterable[int]) -> frozenset[int]:
+    numbers: list[Any]
     try:
-        steps = [value] if isinstance(value, int) else list(value)
+        numbers = [value] if isinstance(value, int) else list(value)
     except TypeError:
-        steps = [value]
-    if not all(isinstance(s, int) and s >= 0 for s in steps):
-        raise UsageError(f"steps={value!r}: use a step number >= 0 or several, such as range(3).", slug="bad-option")
-    return frozenset(steps)
+        numbers = [value]
+    if not all(isinstance(n, int) and n >= 0 for n in numbers):
+        one = name.removesuffix("s")
+        raise UsageError(f"{name}={value!r}: use a {one} number >= 0 or several, such as range(3).", slug="bad-option")
+    return frozenset(numbers)
 
 
 def _patterns(name: str, value: str | Iterable[str]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@
     │   ├── PlatformError     a platform that is unknown, absent or wrongly configured
     │   └── NestingError      compare() inside compare()
     ├── FindingsError         a run has findings: only from Run.raise_for_findings()
+    ├── CallFindingError      a call is a finding: only where the program asked for it, compare(stop_on=)
     ├── NonFiniteError        NaN or infinities: only where the program asked for it, nan_track("raise")
     └── DataFileError         a data file that cannot be read or written
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 __all__ = [
+    "CallFindingError",
     "DataFileError",
     "FindingsError",
     "NestingError",
@@ -106,6 +108,22 @@ class FindingsError(ShadowrunError, AssertionError):
     def __init__(self, message: str, findings: Any) -> None:
         super().__init__(message, slug="findings")
         self.findings = findings
+
+
+class CallFindingError(ShadowrunError, AssertionError):
+    """Raised into the program by ``stop_on``, at the call that is a finding.
+
+    Attributes:
+        finding: The `Finding`, of this call alone.
+        names: Of the results that were compared; empty for a call without such, as for all that follow.
+        actual: The target's results.
+        expected: The reference's results.
+    """
+
+    def __init__(self, message: str, finding: Any, names: Any, actual: Any, expected: Any) -> None:
+        super().__init__(message, slug="call-finding")
+        self.finding = finding
+        self.names, self.actual, self.expected = tuple(names), tuple(actual), tuple(expected)
 
 
 class StoppedAtFinding(SystemExit):

@@ -31,6 +31,7 @@ from shadowrun.analysis import (
     Step,
 )
 from shadowrun.errors import ShadowrunWarning, UsageError
+from shadowrun.platforms.plugin_file import known_issues
 from shadowrun.settings import FAIL_ON, read_settings
 from shadowrun.store.combine import choose, combine_files
 from shadowrun.store.connect import SALVAGED
@@ -60,6 +61,7 @@ class Run:
     Args:
         data: Data file to read from.
         known: Lines of the ledger of known issues.
+        vendor_known: Whether the known issues count that the package of the target's device ships.
 
     Attributes:
         fail_on: Kinds of findings that fail the run, in its reports too. ``new`` and ``worse`` are those of `baseline`.
@@ -71,13 +73,15 @@ class Run:
         ...     print(finding.kind, finding.op, finding.next_step)
     """
 
-    def __init__(self, data: DataFile, known: Iterable[KnownLine] = ()) -> None:
+    def __init__(self, data: DataFile, known: Iterable[KnownLine] = (), *, vendor_known: bool = False) -> None:
         self._data = data
+        self._vendor_known = vendor_known
         self._known = tuple(known)
         self.fail_on: Collection[str] = FAIL_ON
         self.baseline: Baseline | None = None
         # Reading the calls takes most of the time of a report: kept until the file changes.
         self._table: tuple[tuple[int, int], CallGroups] | None = None
+        self._charts: Charts | None = None
         self._found: tuple[CallGroups, list[Finding]] | None = None
 
     @property
@@ -188,6 +192,25 @@ class Run:
 
         return write_records(self.records(**selection), Path(path))
 
+    def write_trace(self, path: str | PathLike[str]) -> tuple[int, int]:
+        """Write the run as a trace for ui.perfetto.dev: lanes for program, target and reference, and counters.
+
+        Durations are measured; calls lie one after the other, since their start times are not recorded.
+
+        Args:
+            path: Ends in ``.json`` or ``.json.gz``.
+
+        Returns:
+            The number of calls in it, and of those of the run.
+
+        Raises:
+            UsageError: Another ending, or the file cannot be written.
+        """
+        from shadowrun.report.chrome_trace import write_trace
+
+        self._sync()
+        return write_trace(self._data, Path(path))
+
     def places(self) -> Mapping[int, tuple[Place, ...]]:
         """Where the calls of each finding were made, by its number; a finding itself names the first few places."""
         return analysis.find_places(self._read(), self._all_findings(), self._ledger())
@@ -203,7 +226,23 @@ class Run:
 
     def charts(self) -> Charts:
         """Series for pictures: errors along the graph, by module and step, and times; this reads all calls."""
-        return analysis.read_charts(self._data, self._read(), self.first_divergence())
+        self.read_calls(charts=True)
+        assert self._charts is not None
+        return self._charts
+
+    def read_calls(self, *, charts: bool) -> None:
+        """Read the calls now, if they are not read already; reports that have pictures ask for them before all else.
+
+        Args:
+            charts: Read the series for pictures in the same pass.
+        """
+        self._sync()
+        version = self._data.version
+        if self._table is not None and self._table[0] == version and (self._charts is not None or not charts):
+            return
+        reader = analysis.ChartsReader(self._data, self.first_divergence()) if charts else None
+        table = CallGroups.read(self._data, reader)
+        self._table, self._charts = (version, table), None if reader is None else reader.charts(table)
 
     def notes(self) -> list[Note]:
         """Calls that could not be verified, and matches with a cause worth knowing."""
@@ -226,17 +265,16 @@ class Run:
         """
         self._sync()
         excused: set[int] = set()
-        # Grouping all calls takes time that is only needed with a ledger.
-        if self._known:
-            ledger, rows = self._ledger(), (row for row in self._read().rows if row.outcome.status is Status.MISMATCH)
-            excused = {
-                row.group.context_id for row in rows if ledger.excuse("mismatch", row.context.op, (row.context.module,))
-            }
+        if (ledger := self._ledger()).lines:
+            contexts = analysis.read_contexts(self._data)
+            excused = {n for n, c in contexts.items() if ledger.excuse("mismatch", c.op, (c.module,))}
         return first_mismatch(self._data, excused)
 
     def coverage(self) -> Coverage:
         """Share of the operators and calls of the program that the target supports."""
-        return analysis.operator_coverage(self._read(), self._data.info.raised)
+        from shadowrun.report.coverage_report import notebook_coverage
+
+        return notebook_coverage(analysis.operator_coverage(self._read(), self._data.info.raised))
 
     def api_coverage(self) -> ApiCoverage:
         """Functions and modules of torch that the program called, and whether the target supports what they call.
@@ -249,7 +287,9 @@ class Run:
                 "This run has no functions of torch, only operators: record it with api=True (shadowrun run --api).",
                 slug="no-api",
             )
-        return analysis.api_coverage(self._read(), self._data)
+        from shadowrun.report.coverage_report import notebook_api_coverage
+
+        return notebook_api_coverage(analysis.api_coverage(self._read(), self._data))
 
     def sources(self) -> tuple[SourceRun, ...]:
         """The runs that were combined into this data file, such as those of all ranks; none in the file of one run."""
@@ -456,32 +496,41 @@ class Run:
         return analysis.signatures(self._read(), slow, self._ledger())
 
     def _ledger(self) -> KnownIssues:
-        return KnownIssues(self._known, self._data.info.target)
+        target = self._data.info.target
+        # The project's own lines first: their reasons are shown.
+        return KnownIssues((*self._known, *(known_issues(target) if self._vendor_known else ())), target)
 
     def _sync(self) -> None:
         """Called before each read; a comparison that still records flushes here."""
 
     def _read(self) -> CallGroups:
-        self._sync()
-        version = self._data.version
-        if self._table is None or self._table[0] != version:
-            self._table = (version, CallGroups.read(self._data))
+        self.read_calls(charts=False)
+        assert self._table is not None
         return self._table[1]
 
 
-def load(path: str | PathLike[str], *, known: str | PathLike[str] | bool | None = None, salvage: bool = False) -> Run:
+def load(
+    path: str | PathLike[str],
+    *,
+    known: str | PathLike[str] | bool | None = None,
+    vendor_known: bool = True,
+    salvage: bool = False,
+) -> Run:
     """Open a data file, also that of a run that is still recording or was killed.
 
     Args:
         path: The file.
         known: Ledger of known issues: a file, False for none; None looks upward from the working directory.
+        vendor_known: False leaves out the known issues that the package of the target's device ships; `known=False`
+            does, too.
         salvage: Read the readable part of a damaged file; `Run.info.notes` says what is missing.
 
     Raises:
         DataFileError: The file is missing, unreadable, not a shadowrun data file, corrupt, or of a newer schema.
         UsageError: The ledger cannot be read.
     """
-    return Run(DataFile.open(Path(path), salvage=salvage), read_settings(known).known)
+    lines = read_settings(known).known
+    return Run(DataFile.open(Path(path), salvage=salvage), lines, vendor_known=vendor_known and known is not False)
 
 
 def combine(

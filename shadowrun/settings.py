@@ -35,6 +35,7 @@ __all__ = [
     "ToleranceRule",
     "fits_operator",
     "fits_platform",
+    "known_lines",
     "read_settings",
     "tolerance_rules",
 ]
@@ -55,15 +56,15 @@ NEW, WORSE = "new", "worse"
 _MAX_PATTERN = 1000
 LEDGER = "shadowrun.toml"
 _PYPROJECT, _OWN = "pyproject.toml", LEDGER
+# Settings in a platform's name: ``[threads=1]`` is no set of characters.
 _SETTINGS = re.compile(r"\[[^\[\]*?]+=[^\[\]*?]*\]\Z")
-"""Settings in a platform's name: ``[threads=1]`` is no set of characters."""
+# torch's names of the dtypes for which a tolerance has a meaning, and the short names in reports.
 _SHORT = {
     "float16": "f16", "half": "f16", "bfloat16": "bf16", "float32": "f32", "float": "f32", "float64": "f64",
     "double": "f64", "complex32": "c32", "complex64": "c64", "complex128": "c128", "float8_e4m3fn": "f8e4m3fn",
     "float8_e5m2": "f8e5m2", "float8_e4m3fnuz": "f8e4m3fnuz", "float8_e5m2fnuz": "f8e5m2fnuz",
     "float8_e8m0fnu": "f8e8m0fnu",
 }  # fmt: skip
-"""torch's names of the dtypes for which a tolerance has a meaning, and the short names in reports."""
 # tomllib gives no line numbers, and a ledger's messages need them.
 _KNOWN_HEADER = re.compile(r"^[ \t]*\[\[\s*(?:tool\s*\.\s*shadowrun\s*\.\s*)?known\s*\]\]", re.MULTILINE)
 
@@ -174,7 +175,7 @@ def read_settings(where: str | PathLike[str] | bool | None = None, start: Path |
             raise _invalid(str(path), "run", options, 'use a table of options, such as target = "npu"')
         run |= options
         rules += tolerance_rules(table.get("tolerance", {}), str(path))
-        lines += _known_lines(table.get("known", []), text, path)
+        lines += known_lines(table.get("known", []), text, path)
     return Settings(tuple(rules), tuple(lines), tuple(paths), run)
 
 
@@ -208,7 +209,17 @@ def tolerance_rules(table: Any, origin: str) -> list[ToleranceRule]:
     return rules
 
 
-def _known_lines(tables: Any, text: str, path: Path) -> list[KnownLine]:
+def known_lines(tables: Any, text: str, path: Path) -> list[KnownLine]:
+    """Lines of a ledger: the tables ``[[known]]`` of a TOML file.
+
+    Args:
+        tables: Its tables.
+        text: All of it.
+        path: Its path.
+
+    Raises:
+        UsageError: A key or value is invalid.
+    """
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise _invalid(str(path), "known", tables, "begin each line of the ledger with [[known]]")
     headers = [text.count("\n", 0, found.start()) + 1 for found in _KNOWN_HEADER.finditer(text)]

@@ -269,6 +269,8 @@ class RunInfo:
             wait; ``behind_s`` in files and JSON.
         raised: Exception that ended the program: ``ValueError: negative (train.py:12 in step)``; empty without one.
         unselected: Why nothing, or not all that was selected, matched `steps`, `ops` and `modules`.
+        repairs: Operator to what the loss would be with its calls on the reference (`drift=True`): the fields of
+            `Repaired` of `replay.repair_trials`.
     """
 
     target: str
@@ -289,6 +291,7 @@ class RunInfo:
     async_compare_s: float = field(default=0.0, metadata={"key": "behind_s"})
     raised: str = ""
     unselected: str = ""
+    repairs: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "report": {"types", "errors", "store", "analysis", "run"},
     "repro": CALL | {"sim", "judge", "replay", "recording", "analysis"},
     "compiled": CALL | {"judge", "schedule", "replay", "recording", "analysis", "repro"},
-    "run": {"types", "errors", "limits", "settings", "store", "analysis", "report", "repro", "compiled"},
+    "run": {"types", "errors", "limits", "settings", "platforms", "store", "analysis", "report", "repro", "compiled"},
     "comparison": CALL | {"schedule", "replay", "recording", "analysis", "report", "run", "compiled"},
     "studies": CALL
     | {"sim", "judge", "replay", "recording", "analysis", "report", "repro", "compiled", "run", "comparison"},

@@ -2,7 +2,7 @@
 
 from shadowrun.analysis.advice import for_authors
 from shadowrun.analysis.api_coverage import ApiCoverage, FunctionCoverage, api_coverage
-from shadowrun.analysis.call_groups import CallGroups, Skipped, Step
+from shadowrun.analysis.call_groups import CallGroups, Skipped, Step, read_contexts
 from shadowrun.analysis.changes import (
     Baseline,
     Change,
@@ -13,20 +13,21 @@ from shadowrun.analysis.changes import (
     changes,
     signatures,
 )
-from shadowrun.analysis.charts import Charts, read_charts
+from shadowrun.analysis.charts import Charts, ChartsReader
 from shadowrun.analysis.coverage import Coverage, MissingKernel, OperatorCoverage, operator_coverage
 from shadowrun.analysis.findings import (
     KINDS,
     Finding,
-    MinTolerance,
     Note,
     collect_findings,
     collect_internal_failures,
     collect_notes,
+    finding_of_call,
     without_numbers,
 )
 from shadowrun.analysis.gate import Gate, evaluate_gate
 from shadowrun.analysis.known_issues import KnownIssues, LedgerLineUse, LedgerUse
+from shadowrun.analysis.min_tolerance import MinTolerance
 from shadowrun.analysis.places import Place, find_places
 from shadowrun.analysis.regions import Regions, RegionSummary, summarise_regions
 from shadowrun.analysis.source_lines import SourceFile, SourceLine, SourceText, read_source, split_site
@@ -39,6 +40,7 @@ __all__ = [
     "CallGroups",
     "Change",
     "Charts",
+    "ChartsReader",
     "Coverage",
     "DriftStep",
     "Finding",
@@ -72,9 +74,10 @@ __all__ = [
     "count_statuses",
     "evaluate_gate",
     "find_places",
+    "finding_of_call",
     "for_authors",
     "operator_coverage",
-    "read_charts",
+    "read_contexts",
     "read_source",
     "signatures",
     "split_site",

@@ -1,4 +1,4 @@
-"""Findings: failing calls grouped by kind, operator, cause and explanation, with the tolerance that would pass them."""
+"""Findings: failing calls grouped by kind, operator, cause and explanation."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shadowrun.analysis.advice import next_step, worst_call
+from shadowrun.analysis.min_tolerance import NOTHING, MinTolerance, least, min_tolerances
 from shadowrun.analysis.summary import unique
 from shadowrun.analysis.wording import shell_command
 from shadowrun.settings import KINDS
@@ -18,88 +19,29 @@ from shadowrun.store.codec import decode_float
 from shadowrun.store.groups import greatest
 from shadowrun.store.records import read_diffs
 from shadowrun.store.sources import name_runs
-from shadowrun.types import Cause, Status, TensorDiff
+from shadowrun.types import Cause, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from shadowrun.analysis.call_groups import CallGroups, Row
     from shadowrun.analysis.known_issues import KnownIssues
     from shadowrun.settings import KnownLine
     from shadowrun.store.datafile import DataFile
+    from shadowrun.types import OpRecord, TensorDiff
 
 __all__ = [
     "KINDS",
     "KIND_OF",
-    "NOTHING",
     "Finding",
-    "MinTolerance",
     "Note",
     "collect_findings",
     "collect_internal_failures",
     "collect_notes",
     "finding_key",
-    "least",
-    "min_tolerances",
     "without_numbers",
     "worst_diff",
 ]
-
-
-_SLACK = 1 + 2.0**-18
-"""Statistics of f32 are computed in f32, the judge computes in f64: a printed tolerance must not be too small."""
-
-# Floats, complex numbers and bf16 have a tolerance; a difference in any other dtype passes with none.
-_SQL = """
-select context_id, outcome_id, max(max_abs), max(max_rel), max(n_from_zero),
-    max(detail <> '' or n_nan + n_inf > 0 or (e.dtype not glob '[fc]*' and e.dtype not glob 'bf*' and n_different > 0))
-from diff cross join call on call.seq = diff.seq join verdict on verdict.id = verdict_id
-join outcome on outcome.id = outcome_id join tensor on tensor.id = tensor_id join form e on e.id = expected_id
-where status = 'mismatch' group by context_id, outcome_id
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class MinTolerance:
-    """The smallest tolerances with which results would pass, as `torch.testing.assert_close` applies them.
-
-    Attributes:
-        rtol: Smallest relative tolerance if the absolute one is 0; infinite if none helps.
-        atol: Smallest absolute tolerance if the relative one is 0; infinite if none helps: metadata, NaN, infinities
-            and integers are judged independently of the tolerance.
-    """
-
-    rtol: float
-    atol: float
-
-
-NOTHING = MinTolerance(math.inf, math.inf)
-
-
-def min_tolerances(data: DataFile) -> dict[tuple[int, int], MinTolerance]:
-    """Smallest tolerance by context and outcome, for all mismatching calls."""
-    return {
-        (context, outcome): _least(decode_float(max_abs), decode_float(max_rel), zeros, bool(independent))
-        for context, outcome, max_abs, max_rel, zeros, independent in data.query(_SQL)
-    }
-
-
-def least(tolerances: Iterable[MinTolerance]) -> MinTolerance:
-    """The smallest tolerance that passes all; `NOTHING` without any."""
-    found = list(tolerances)
-    return MinTolerance(max(t.rtol for t in found), max(t.atol for t in found)) if found else NOTHING
-
-
-def _least(max_abs: float, max_rel: float, n_from_zero: int, independent: bool) -> MinTolerance:
-    # NaN, metadata and integers are judged independently of the tolerance: none passes them.
-    if independent:
-        return NOTHING
-    # n_from_zero: results that differ from an expected zero pass with no rtol; -1 (schema 1) is unknown.
-    return MinTolerance(_above(max_rel) if n_from_zero == 0 else math.inf, _above(max_abs))
-
-
-def _above(value: float) -> float:
-    return value * _SLACK if math.isfinite(value) else math.inf
 
 
 # One slow call may have waited for a processor or woken the thread pool: 12 ms were seen for a call of 0.4 ms.
@@ -275,6 +217,26 @@ def collect_findings(
     ]
 
 
+def finding_of_call(record: OpRecord) -> Finding:
+    """A call as a finding of its own, while the run goes on: without a number, and without what other calls add."""
+    call, verdict = record.call, record.verdict
+    kind = KIND_OF[verdict.status]
+    kernels = (record.missing_kernel,) if record.missing_kernel else ()
+    worst = max(record.diffs, key=_badness, default=None)
+    advice = next_step(
+        kind, verdict.cause, op=call.op, why=verdict.explanation, kernel=record.missing_kernel, site=call.site,
+        call=worst_call(call.seq, call.seq, 1), ratio=math.inf,
+    )  # fmt: skip
+    return Finding(
+        kind=kind, op=call.op, cause=verdict.cause, explanation=verdict.explanation, evidence=verdict.evidence,
+        confidence=verdict.confidence, missing_kernels=kernels, modules=(call.module,) if call.module else (),
+        n_modules=int(bool(call.module)), phases=(str(call.phase),), sites=(call.site,) if call.site else (),
+        n_sites=int(bool(call.site)), inputs=(call.inputs,), n_inputs=1, first_seq=call.seq, first_step=call.step,
+        n_calls=1, n_calls_of_op=1, worst=worst, worst_seq=call.seq, severity=0.0, next_step=advice,
+        ref_min_us=record.ref_time_us, target_min_us=record.target_time_us,
+    )  # fmt: skip
+
+
 FindingKey = tuple[str, str, "Cause | None", str, "KnownLine | None"]
 """Kind, operator, cause, explanation without figures, and the known issue that excuses the calls."""
 
@@ -392,8 +354,8 @@ def _commands(finding: Finding, number: int, data: DataFile) -> tuple[str, ...]:
     return tuple(shown)
 
 
+# Context and outcome to the numbers of the calls whose inputs were captured.
 _Captured = dict[tuple[int, int], list[int]]
-"""Context and outcome to the numbers of the calls whose inputs were captured."""
 
 
 def _captured(data: DataFile) -> _Captured:
@@ -490,18 +452,12 @@ def _notes(table: CallGroups, data: DataFile, wanted: Callable[[Row], bool]) -> 
 
 def worst_diff(data: DataFile, seq: int) -> TensorDiff | None:
     """The worst difference of a call; None if it had none."""
-    diffs = read_diffs(data, [seq]).get(seq, [])
-    return max(
-        diffs,
-        key=lambda d: (
-            d.n_nan + d.n_inf > 0,
-            bool(d.detail),
-            d.n_mismatched > 0,
-            d.excess_actual,
-            greatest([d.max_rel], 0),
-        ),
-        default=None,
-    )
+    return max(read_diffs(data, [seq]).get(seq, []), key=_badness, default=None)
+
+
+def _badness(diff: TensorDiff) -> tuple[bool, bool, bool, float, float]:
+    is_exceptional, is_wrong = diff.n_nan + diff.n_inf > 0, diff.n_mismatched > 0
+    return is_exceptional, bool(diff.detail), is_wrong, diff.excess_actual, greatest([diff.max_rel], 0)
 
 
 def _evidence(data: DataFile, seq: int) -> tuple[str, float]:

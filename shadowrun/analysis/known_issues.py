@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["KnownIssues", "LedgerLineUse", "LedgerUse"]
 
 _DIVERGING = frozenset({Status.MISMATCH, Status.UNSUPPORTED, Status.FALLBACK, Status.ERROR})
+# Statuses that show whether an operator still diverges; unverified does not.
 _CONCLUSIVE = _DIVERGING | {Status.MATCH}
-"""Statuses that show whether an operator still diverges; unverified does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +72,16 @@ class KnownIssues:
         lines: All lines.
         platform: Spec of the run's target.
         today: Date that expiry is compared with.
+
+    Attributes:
+        lines: All lines.
     """
 
     def __init__(self, lines: Iterable[KnownLine], platform: str, today: dt.date | None = None) -> None:
-        self._lines = tuple(lines)
+        self.lines = tuple(lines)
         # The local date, as the person who wrote the line means it.
         self._today = today or dt.datetime.now().astimezone().date()
-        self._here = [line for line in self._lines if fits_platform(line.platform, platform)]
+        self._here = [line for line in self.lines if fits_platform(line.platform, platform)]
 
     def excuse(self, kind: str, op: str, modules: Iterable[str]) -> KnownLine | None:
         """The first valid line that matches; its module pattern must match all modules."""
@@ -92,7 +95,7 @@ class KnownIssues:
     def uses(self, table: CallGroups, findings: Iterable[Finding]) -> tuple[LedgerLineUse, ...]:
         """State of each line; `findings` are all of the run, excused ones included."""
         findings = tuple(findings)
-        return tuple(self._use(line, table, findings) for line in self._lines)
+        return tuple(self._use(line, table, findings) for line in self.lines)
 
     def _expired(self, line: KnownLine) -> bool:
         return line.expires is not None and line.expires < self._today

@@ -38,17 +38,18 @@ from shadowrun.cli.progress import progress_bar
 from shadowrun.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from shadowrun.cli.progress import ProgressUpdate
+    from shadowrun.settings import KnownLine
     from shadowrun.studies.campaign.engine import Outcome, Progress
     from shadowrun.studies.campaign.folder import Folder, Settings, Shard
 
 __all__ = ["add_arguments", "run"]
 
 _N = 100_000
+# Actions that only read what is in the folder, in a process of their own with bounds on memory and time.
 _READ = ("status", "report", "combine", "add-known")
-"""Actions that only read what is in the folder, in a process of their own with bounds on memory and time."""
 _EXAMPLES = {
     "repro": """\
 Examples:
@@ -97,6 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
         action.add_argument("folder", metavar="DIR", help="folder of the campaign")
         add(action)
+        options.add_import_argument(action)
         # Of this action, not of the command: the others read only, or have workers of their own.
         action.set_defaults(act=act, runs_calls=name in campaign_findings.RUNS_CALLS, reads=name in _READ)
         if name in _READ:
@@ -113,7 +115,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
-    options.add_import_argument(parser)
     parser.add_argument("--target", action="append", default=[], metavar="T", help="platform to test (may be repeated)")
     parser.add_argument("--ref", default="cpu", metavar="R", help="platform to trust (default: %(default)s)")
     options.add_simulation_arguments(parser)
@@ -158,7 +159,6 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_resume(parser: argparse.ArgumentParser) -> None:
-    options.add_import_argument(parser)
     parser.add_argument(
         "--target", action="append", default=[], metavar="T", help="name a target that its settings alone may not start"
     )
@@ -308,7 +308,7 @@ def _start(folder: Folder, args: argparse.Namespace) -> int:
             threads=1 if args.executor else max(1, _n_processors() // jobs),
             shard=shard,
             minutes=args.minutes,
-            reset_command=args.reset_command,
+            reset_command=args.reset_command or options.reset_command(args.target),
             on_progress=_Shown(update),
         )
         if args.executor:
@@ -416,7 +416,6 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from shadowrun.settings import read_settings
     from shadowrun.studies.campaign.cause_files import SCRIPTS, read_causes
     from shadowrun.studies.campaign.cause_report import cause_document
     from shadowrun.studies.campaign.folder import Folder
@@ -440,7 +439,7 @@ def _report(args: argparse.Namespace) -> int:
         simulated=folder.settings.simulated,
         flaws=folder.settings.flaws,
         before=before,
-        ledger=read_settings(options.known_ledger(args)).known,
+        ledger=_ledger(store.info.targets, args),
         scripts=read_causes(folder.path / SCRIPTS),
     )
     if args.cause is not None:
@@ -450,6 +449,14 @@ def _report(args: argparse.Namespace) -> int:
     document = campaign_document(summary, folder=args.folder, fail_on=frozenset(args.fail_on))
     options.print_report(document, args)
     return 1 if document.gate is not None and not document.gate.passed else 0
+
+
+def _ledger(targets: Sequence[str], args: argparse.Namespace) -> tuple[KnownLine, ...]:
+    """Known issues of the project, and of the packages of the targets' devices."""
+    from shadowrun.studies.campaign.ledger import platform_of
+
+    every = [options.known_issues_on(platform_of(target), args).lines for target in targets]
+    return tuple(dict.fromkeys(line for lines in every for line in lines))
 
 
 _ACTIONS = {

@@ -102,7 +102,6 @@ def _is(text: str, number: int, cause: RootCause) -> bool:
 
 
 def _add_platforms(parser: argparse.ArgumentParser) -> None:
-    options.add_import_argument(parser)
     parser.add_argument(
         "--target", action="append", default=[], metavar="T", help="name a target that its settings alone may not start"
     )
@@ -193,7 +192,7 @@ def _recipes(store: CampaignStore, numbers: Sequence[int]) -> dict[int, Recipe]:
             if v.number in wanted and v.recipe is not None
         }
     except (ValueError, RecursionError) as error:
-        from shadowrun.studies.campaign.store import KIND
+        from shadowrun.studies.campaign.tables import KIND
 
         raise KIND.damaged(store.path, error) from error
 

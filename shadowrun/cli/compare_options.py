@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from shadowrun.cli.options import add_baseline_argument, add_known_arguments, known_ledger, words
-from shadowrun.config import ON_UNSUPPORTED
+from shadowrun.cli.options import add_baseline_argument, add_known_arguments, known_options, words
+from shadowrun.config import ON_UNSUPPORTED, STOP_ON
 from shadowrun.errors import UsageError
 from shadowrun.settings import DATA_FILE
 
@@ -78,6 +78,20 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also compare each region of torch.compile with eager, as a whole",
     )
+    group.add_argument(
+        "--stop-on",
+        type=words,
+        default=[],
+        metavar="KINDS",
+        help=f"raise into the program at the first call that is one of {', '.join(STOP_ON)}; waits for a device "
+        "after each call",
+    )
+    group.add_argument(
+        "--ranks",
+        type=rank_numbers,
+        metavar="0,2-3",
+        help="ranks of a distributed program to compare; the others run plain (default: all)",
+    )
     group.add_argument("--data", default=DATA_FILE, metavar="FILE", help="data file to write (default: %(default)s)")
     group.add_argument("--append", action="store_true", help="append to the data file instead of replacing it")
 
@@ -102,10 +116,10 @@ def compare_keywords(args: argparse.Namespace) -> dict[str, Any]:
     """The parsed arguments as keyword arguments of `shadowrun.compare`."""
     names = (
         *("steps", "modules", "rtol", "atol", "drift", "budget", "on_unsupported", "append", "asynchronous"),
-        *("compiled", "replay", "api"),
+        *("compiled", "replay", "api", "stop_on", "ranks"),
     )
     settings = False if args.no_settings else args.settings
-    files = {"settings": settings, "known": known_ledger(args)}
+    files = {"settings": settings, **known_options(args)}
     return {
         "file": args.data,
         "ops": None if args.ops is None else operators(args.ops),
@@ -147,15 +161,24 @@ def step_numbers(text: str) -> list[int]:
     Raises:
         ArgumentTypeError: It names no step.
     """
-    steps: list[int] = []
+    return _numbers(text, "step")
+
+
+def rank_numbers(text: str) -> list[int]:
+    """As `step_numbers`, for ranks."""
+    return _numbers(text, "rank")
+
+
+def _numbers(text: str, what: str) -> list[int]:
+    numbers: list[int] = []
     for word in words(text):
         first, dash, last = word.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise argparse.ArgumentTypeError(f"{word!r} is no step: use numbers and ranges, such as 0,2,5-7")
+            raise argparse.ArgumentTypeError(f"{word!r} is no {what}: use numbers and ranges, such as 0,2,5-7")
         # An empty range would compare nothing, and pass.
         if dash and int(last) < int(first):
             raise argparse.ArgumentTypeError(f"{word!r} is an empty range: use {last}-{first}")
-        steps += range(int(first), int(last if dash else first) + 1)
-    if not steps:
-        raise argparse.ArgumentTypeError(f"{text!r} names no step: use numbers and ranges, such as 0,2,5-7")
-    return steps
+        numbers += range(int(first), int(last if dash else first) + 1)
+    if not numbers:
+        raise argparse.ArgumentTypeError(f"{text!r} names no {what}: use numbers and ranges, such as 0,2,5-7")
+    return numbers

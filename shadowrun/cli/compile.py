@@ -38,14 +38,13 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run"]
 
 # Neither 0, by which a gate would pass on what was never compared, nor 1, which is a fault.
+# Exit status if a graph could not be verified.
 _UNVERIFIED = 3
-"""Exit status if a graph could not be verified."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options, then the program and its arguments."""
     parser.usage = "shadowrun compile [options] (script.py | -m module) [arguments of the program]"
-    options.add_import_argument(parser)
     parser.add_argument(
         "--calls",
         type=options.count,
@@ -116,9 +115,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _document(reports: list[CompileReport]) -> Document:
     """One section for each function that was compiled."""
+    from shadowrun.report.bars import region_strip
     from shadowrun.report.document import Block, Document, Note, Records, Section
 
-    blocks: list[Block] = []
+    strips = [(report.name, [(r.name, str(r.outcome), r.n_nodes) for r in report.regions]) for report in reports]
+    blocks: list[Block] = [*region_strip(strips, "Compiled regions")]
     for report in reports:
         title, *lines = report.summary().splitlines()
         tone = "good" if report.ok else "bad" if report.failed else "warn"

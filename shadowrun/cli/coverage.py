@@ -25,7 +25,6 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A data file, a gate and the output."""
     options.add_data_argument(parser)
-    options.add_import_argument(parser)
     options.add_output_arguments(parser)
     parser.add_argument(
         "--api",

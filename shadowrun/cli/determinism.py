@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
+# What --fail-on names, and the columns of the report that it means.
 _KINDS: Final = {
     "run": ("run to run", "one process"),
     "threads": ("threads",),
     "batch": ("batch slice",),
     "layout": ("layout",),
 }
-"""What --fail-on names, and the columns of the report that it means."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KINDS",
         help=f"exit with 1 if an operator breaks so: {', '.join(_KINDS)}",
     )
-    options.add_output_arguments(parser)
+    options.add_output_arguments(parser, findings=True)
     options.add_program_arguments(parser)
 
 
@@ -87,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
     options.check_outputs(args.output)
 
     from shadowrun.cli.program import Program
+    from shadowrun.studies.determinism.issues import determinism_issues
     from shadowrun.studies.determinism.processes import DEFAULT_THREADS
     from shadowrun.studies.determinism.report import determinism_document
     from shadowrun.studies.determinism.variants import Variants
@@ -96,7 +97,8 @@ def run(args: argparse.Namespace) -> int:
     counts = args.threads or [DEFAULT_THREADS]
     with options.kept_folder(args.keep) as folder:
         # Before the program runs in this process, which it may end.
-        seen = _Seen(_recorded(words, folder, counts, args.runs, args.load))
+        imports = [f"--import={module}" for module in args.imports]
+        seen = _Seen(_recorded([*imports, *words], folder, counts, args.runs, args.load))
     variants = Variants(args.runs, args.batch_slices, args.layouts)
     outcome = program.execute(variants)
     sys.stdout.flush()
@@ -104,7 +106,8 @@ def run(args: argparse.Namespace) -> int:
         # `main` then ends the command by the signal, as Ctrl-C ends any program.
         raise KeyboardInterrupt
     found = seen.found(" ".join(words), variants, args.load)
-    options.print_report(determinism_document(found), args, always=True)
+    dimensions = [dimension for kind in args.fail_on for dimension in _KINDS[kind]]
+    options.print_report(determinism_document(found, determinism_issues(found, dimensions)), args, always=True)
     broken = [kind for kind in args.fail_on if any(found.n_breaking(d) for d in _KINDS[kind])]
     if broken:
         print(f"shadowrun: FAILED: operators break by {', '.join(broken)}", file=sys.stderr)
@@ -133,7 +136,7 @@ def _recorded(
     bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
     with busy_machine(n_load), bar:
         task = bar.add_task("recording", total=n_runs * len(counts))
-        # One of each thread count in turn: what changes on the machine meanwhile meets all of them.
+        # One of each thread count in turn: what changes on the machine affects all of them.
         for number in range(n_runs):
             for threads in counts:
                 yield record_once(words, folder, threads, number)

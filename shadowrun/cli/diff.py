@@ -104,7 +104,7 @@ def _diff_runs(args: argparse.Namespace, paths: tuple[Path, Path]) -> tuple[Docu
     kinds = _kinds(args.fail_on, _OF_RUNS, "data files")
     if args.map:
         raise UsageError("--map is for recordings, not for data files.", slug="bad-option")
-    before, after = (shadowrun.load(path, known=options.known_ledger(args)) for path in paths)
+    before, after = (shadowrun.load(path, **options.known_options(args)) for path in paths)
     changes = after.changes_since(before)
     issues = change_issues(changes, after.info.target, kinds, paths[1].name)
     document = changes_document(changes, (before.info, after.info), _labels(paths), args.limit, issues)

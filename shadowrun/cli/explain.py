@@ -61,7 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", metavar="T", help="the run's target, if the file alone may not start it")
     parser.add_argument("--ref", metavar="R", help="the run's reference, if the file alone may not start it")
     options.add_output_arguments(parser)
-    options.add_import_argument(parser)
     options.add_known_arguments(parser)
 
 
@@ -182,7 +181,7 @@ def _of_call(args: argparse.Namespace, number: str) -> Document:
     import shadowrun
     from shadowrun.cli.repro import named_platforms
 
-    recorded = shadowrun.load(args.data, known=options.known_ledger(args))
+    recorded = shadowrun.load(args.data, **options.known_options(args))
     call = _number(number) if number else _call_of_finding(recorded, args.finding)
     allow = named_platforms(args, recorded.info.target, recorded.info.ref)
     return _call_document(recorded.explain(call, allow=allow))

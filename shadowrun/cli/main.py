@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NoReturn
 from shadowrun.cli import options, supervised
 from shadowrun.errors import ShadowrunError
 from shadowrun.limits import ResourceLimits
+from shadowrun.platforms.plugins import failed_autoload, import_plugins, inherited
 from shadowrun.report.sanitize import MAX_WHOLE, clip, forgiving
 
 if TYPE_CHECKING:
@@ -60,6 +61,9 @@ READ = ("report", "export", "combine", "diff", "classes", "known", "coverage", "
 
 RUN_CALLS = ("explain", "repro", "slowdown", "replay")
 """Commands that run calls of a file, in a process of their own."""
+
+WITH_ACTIONS = ("campaign",)
+"""Commands whose actions have parsers of their own, with all options."""
 
 RUN_PROGRAM = ("run", "compile", "record", "determinism", "mitigate")
 """Commands that run the user's program, whose output must not be changed."""
@@ -102,6 +106,8 @@ def build_parser() -> argparse.ArgumentParser:
         text = module.__doc__ or ""
         command = _parser(commands.add_parser, name, text, help=text.partition("\n")[0].rstrip("."))
         module.add_arguments(command)
+        if name not in WITH_ACTIONS:
+            options.add_import_argument(command)
         command.set_defaults(
             run=module.run, runs_program=name in RUN_PROGRAM, runs_calls=name in RUN_CALLS, reads=name in READ
         )
@@ -143,12 +149,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return ended
         with contextlib.nullcontext() if args.runs_program else forgiving():
             # Before the command resolves a platform: the plug-in may register it.
-            if getattr(args, "imports", None):
-                from shadowrun.platforms.plugins import import_plugins
-
-                import_plugins(args.imports, inherit=not args.runs_program)
+            args.imports = args.imports or inherited()
+            import_plugins(args.imports, inherit=not args.runs_program)
             # What the user names, a package or a program, takes what it needs.
-            is_bounded = is_child and not getattr(args, "imports", None) and not getattr(args, "free", None)
+            is_bounded = is_child and not args.imports and not getattr(args, "free", None)
             with supervised.within(allowance) if is_bounded else contextlib.nullcontext():
                 status: int = args.run(args)
         sys.stdout.flush()  # here a closed pipe is handled; at exit Python would print an error
@@ -165,8 +169,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (`| head`) closed the pipe: avoid a second error when Python flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception:
+    except Exception as error:
         with forgiving():
+            if refused := failed_autoload(error):
+                print(f"shadowrun: error: {refused} [{refused.command}]", file=sys.stderr)
+                return 2
             traceback.print_exc()
             print("shadowrun: internal error: please report the lines above.", file=sys.stderr)
         return 2

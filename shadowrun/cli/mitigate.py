@@ -86,7 +86,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-j", "--jobs", type=options.count, default=1, metavar="N", help="recordings at a time")
     parser.add_argument("--keep", metavar="DIR", help="keep the recordings in this folder")
-    options.add_import_argument(parser)
     options.add_output_arguments(parser)
     # A process that is timed: the program alone, on one platform, with mitigations applied.
     parser.add_argument("--seconds", metavar="FILE", help=argparse.SUPPRESS)

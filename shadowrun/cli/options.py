@@ -5,20 +5,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime as dt
+import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from shadowrun.cli.output_options import add_output_arguments, check_outputs, print_report
+from shadowrun.cli.output_options import add_output_arguments, check_outputs, print_report, wants_pictures
 from shadowrun.errors import UsageError
 from shadowrun.platforms import parse
 from shadowrun.report import FORMATS
 from shadowrun.settings import DATA_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from shadowrun.analysis import Baseline
+    from shadowrun.analysis import Baseline, KnownIssues
 
 __all__ = [
     "DATA_FILE",
@@ -41,11 +42,15 @@ __all__ = [
     "is_simulated",
     "kept_folder",
     "kinds_among",
+    "known_issues_on",
     "known_ledger",
+    "known_options",
     "positive",
     "print_report",
     "refuse_links",
     "require_program",
+    "reset_command",
+    "wants_pictures",
     "words",
 ]
 
@@ -133,6 +138,11 @@ def add_known_arguments(parser: argparse._ActionsContainer) -> None:
         "or above)",
     )
     either.add_argument("--no-known", action="store_true", help="read no ledger: known issues fail the run too")
+    parser.add_argument(
+        "--no-vendor-known",
+        action="store_true",
+        help="leave out the known issues that the package of the target's device ships",
+    )
 
 
 def add_baseline_argument(parser: argparse._ActionsContainer) -> None:
@@ -148,12 +158,27 @@ def baseline(args: argparse.Namespace) -> Baseline | None:
     """The findings of ``--baseline``; read at once, since the run may replace the file."""
     import shadowrun
 
-    return None if args.baseline is None else shadowrun.load(args.baseline, known=known_ledger(args)).as_baseline()
+    return None if args.baseline is None else shadowrun.load(args.baseline, **known_options(args)).as_baseline()
 
 
 def known_ledger(args: argparse.Namespace) -> str | bool | None:
-    """The options of `add_known_arguments`, as `shadowrun.load` takes them."""
+    """The ledger of `add_known_arguments`, as `shadowrun.load` takes it."""
     return False if args.no_known else args.known
+
+
+def known_issues_on(target: str, args: argparse.Namespace) -> KnownIssues:
+    """The ledger of `add_known_arguments`, and what the package of the target's device ships."""
+    from shadowrun.analysis import KnownIssues
+    from shadowrun.platforms.plugin_file import known_issues
+    from shadowrun.settings import read_settings
+
+    shipped = () if args.no_known or args.no_vendor_known else known_issues(target)
+    return KnownIssues((*read_settings(known_ledger(args)).known, *shipped), target)
+
+
+def known_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of `add_known_arguments`, as keyword arguments of `shadowrun.load`."""
+    return {"known": known_ledger(args), "vendor_known": not args.no_vendor_known}
 
 
 def add_simulation_arguments(parser: argparse.ArgumentParser, preset: str | None = None) -> None:
@@ -171,6 +196,14 @@ def add_simulation_arguments(parser: argparse.ArgumentParser, preset: str | None
         metavar="P",
         help=f"simulate the target with a named set of flaws (default: {preset or 'clean, if --flaws is given'})",
     )
+
+
+def reset_command(targets: Iterable[str]) -> tuple[str, ...]:
+    """The command by which the package of a device brings it back; empty if none has one."""
+    from shadowrun.platforms.backends import backend_of
+
+    modules = filter(None, (backend_of(parse(target).device_type).reset for target in targets))
+    return next(((sys.executable, "-m", module) for module in modules), ())
 
 
 def enable_simulation(target: str, flaws: list[str], preset: str | None, *, named: bool = True) -> None:

@@ -22,7 +22,6 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The list to print, and the output."""
-    options.add_import_argument(parser)
     parser.add_argument("--flaws", action="store_true", help="list the flaws and presets of the simulated device")
     options.add_output_arguments(parser)
 

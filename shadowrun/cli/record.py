@@ -45,7 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", default=_DEFAULT, metavar="FILE", help="recording to write (default: %(default)s)"
     )
-    options.add_import_argument(parser)
     options.add_simulation_arguments(parser)
     compare_options.add_selection_arguments(parser, "record")
     parser.add_argument(
@@ -75,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     grid.add_argument("--out", metavar="DIR", help="folder for the recordings of a grid")
     grid.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="processes at a time (default: 1)")
-    parser.add_argument("--platform", help=argparse.SUPPRESS)  # a process of a grid is told which one it is
+    parser.add_argument("--platform", help=argparse.SUPPRESS)  # a process of a grid gets its platform here
     parser.add_argument("--apply", type=options.words, default=[], help=argparse.SUPPRESS)  # by `shadowrun mitigate`
     options.add_program_arguments(parser)
 

@@ -41,7 +41,6 @@ _ROWS = 1000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The recording, platforms, the selection, the output, the gate, and the program."""
     parser.add_argument("recording", metavar="A", help="recording of another machine, a.shadowrec")
-    options.add_import_argument(parser)
     parser.add_argument("--target", metavar="SPEC", help="platform that the calls run on")
     parser.add_argument(
         "--ref", default="cpu", metavar="SPEC", help="platform whose results judge them too (default: %(default)s)"

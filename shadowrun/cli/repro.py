@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "named_platforms", "print_script", "run"]
 
+# Characters in the name of a folder; file systems allow 255 bytes.
 _MAX_NAME = 100
-"""Characters in the name of a folder; file systems allow 255 bytes."""
+# Characters of a title, and of its reason.
 _MAX_SHOWN = 195
-"""Characters of a title, and of its reason."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--target", metavar="T", help="the run's target, if the file may not start it by itself")
     parser.add_argument("--ref", metavar="R", help="the run's reference, if the file may not start it by itself")
-    options.add_import_argument(parser)
     options.add_known_arguments(parser)
 
 
@@ -89,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         )
     import shadowrun
 
-    recorded = shadowrun.load(args.data, known=options.known_ledger(args))
+    recorded = shadowrun.load(args.data, **options.known_options(args))
     allow = named_platforms(args, recorded.info.target, recorded.info.ref)
     wanted = _calls(recorded, args.call) if args.call else {}
     if args.finding or not args.call:

@@ -27,7 +27,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from shadowrun.cli import compare_options, options
+from shadowrun.cli import compare_options, live_line, options
 from shadowrun.cli.option_defaults import option_defaults
 from shadowrun.errors import PlatformError, UsageError
 from shadowrun.platforms.spec import parse
@@ -88,11 +88,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "shadowrun run --target T [options] (script.py | -m module) [arguments of the program]"
     parser.add_argument("--target", metavar="T", help="platform to test: npu, cuda:1, sim, 'cpu[threads=1]', ...")
     parser.add_argument("--ref", default="cpu", metavar="R", help="platform to trust (default: %(default)s)")
-    options.add_import_argument(parser)
     options.add_simulation_arguments(parser)
     compare_options.add_compare_arguments(parser)
     options.add_output_arguments(parser, findings=True, digest=True)
     add_gate_argument(parser)
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
+        "--progress",
+        action="store_const",
+        const=True,
+        help="show calls, findings and overhead on the last line of the terminal, in CI services too",
+    )
+    either.add_argument("--no-progress", dest="progress", action="store_const", const=False, help="do not show them")
     options.add_program_arguments(parser)
 
 
@@ -137,12 +144,16 @@ def run(args: argparse.Namespace) -> int:
 
     before = options.baseline(args)
 
+    line = live_line.LiveLine() if live_line.is_wanted(args.progress) else None
+
     # A function: the comparison may have to wait until the program registers its device.
     def make() -> Comparison:
         fail_fast = [kind for kind in args.fail_on if kind != WORSE] if args.fail_fast else ()
         made = shadowrun.compare(target, args.ref, fail_fast=fail_fast, **compare_options.compare_keywords(args))
         # The report has the verdict of the same gate.
         made.fail_on, made.baseline = args.fail_on, before
+        if line is not None:
+            line.follow(made)
         return made
 
     deferred = None
@@ -156,18 +167,22 @@ def run(args: argparse.Namespace) -> int:
                 raise
             deferred = DeferredComparison(device, make)
     process = os.getpid()
-    outcome = program.execute(comparison if deferred is None else deferred)
+    block = comparison if deferred is None else deferred
+    outcome = program.execute(block if line is None else line.around(block))
     if os.getpid() != process:  # a child that the program forked; the parent prints the report
         return outcome.status
     if deferred is not None:
         comparison = deferred.required()
+    if comparison.left_out:  # it has nothing to report, and one report of all ranks is enough
+        return outcome.status
     sys.stdout.flush()  # the program's output comes before the report
 
     from shadowrun.report.run_report import run_document
 
     with forgiving():
         data = "" if args.data == options.DATA_FILE else f" {shlex.quote(args.data)}"
-        options.print_report(run_document(comparison), args, always=True, more=f"shadowrun report{data} -v")
+        document = run_document(comparison, pictures=options.wants_pictures(args))
+        options.print_report(document, args, always=True, more=f"shadowrun report{data} -v")
         # The last line on the screen is the gate already.
         at_terminal = args.format is None and sys.stdout.isatty() and sys.stderr.isatty()
         passed = comparison.gate(args.fail_on).passed if at_terminal else passes(comparison, args.fail_on)

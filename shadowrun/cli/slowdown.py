@@ -15,6 +15,7 @@ Examples:
   shadowrun slowdown --critical-ratio 20              report operators separately that are over 20 times slower
   shadowrun slowdown --fail-over 1.5                  exit with 1 if a step takes over 1.5 times as long
   shadowrun slowdown --database --target npu          every operator of torch's database
+  shadowrun slowdown --database --target npu --fail-on critical,error -o junit.xml
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
+# Values of `shadowrun.studies.slowdown.issues.FAIL_ON`; a test compares them.
+_FAIL_ON = ("critical", "error")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A data file, platforms, rounds, and the output."""
@@ -47,7 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--database", action="store_true", help="time the operators of torch's own database, not of a run"
     )
-    options.add_import_argument(parser)
     parser.add_argument("--target", metavar="T", help="platform to time (default: the run's target)")
     parser.add_argument("--ref", metavar="R", help="platform to time it against (default: the run's reference, or cpu)")
     options.add_simulation_arguments(parser)
@@ -64,7 +67,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", default="float32", help="dtype of the database's inputs (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the values (default: %(default)s)")
-    options.add_output_arguments(parser)
+    options.add_output_arguments(parser, findings=True)
+    parser.add_argument(
+        "--fail-on",
+        type=options.kinds_among(_FAIL_ON),
+        default=[],
+        metavar="KINDS",
+        help="exit with 1 on critical (an operator slower than --critical-ratio beyond the noise) or error (one that "
+        "the target cannot run)",
+    )
     parser.add_argument("--fail-over", type=float, metavar="X", help="exit with 1 if a step takes over X times as long")
 
 
@@ -72,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
     """Time and print; returns the exit status."""
     from shadowrun.limits import bounded_memory
     from shadowrun.platforms import resolve
+    from shadowrun.studies.slowdown.issues import slowdown_issues
     from shadowrun.studies.slowdown.report import slowdown_document
     from shadowrun.studies.slowdown.table import Slowdown
 
@@ -91,14 +103,22 @@ def run(args: argparse.Namespace) -> int:
     with bounded_memory() if chosen.of_program else contextlib.nullcontext():
         measured = _measured(chosen, target, ref, args.rounds, args.seed)
     found = Slowdown.of(measured, chosen.n_steps, args.critical_ratio, of_program=chosen.of_program)
-    options.print_report(slowdown_document(found, f"{target} against {ref}"), args)
+    title = f"{target} against {ref}"
+    issues = slowdown_issues(found, title, args.fail_on, Path(args.data or options.DATA_FILE).name)
+    options.print_report(slowdown_document(found, title, issues), args)
+    status = 0
+    failing = [issue.name for issue in issues.rows if issue.level == "error"]
+    if failing:
+        more = f" and {len(failing) - 5} more" if len(failing) > 5 else ""
+        print(f"shadowrun: FAILED: {', '.join(failing[:5])}{more} (--fail-on)", file=sys.stderr)
+        status = 1
     if args.fail_over is not None and found.step.ratio > args.fail_over:
         print(
             f"shadowrun: FAILED: a step takes {found.step.ratio:.2f} times as long, over {args.fail_over:g}",
             file=sys.stderr,
         )
-        return 1
-    return 0
+        status = 1
+    return status
 
 
 @dataclass(frozen=True, slots=True)

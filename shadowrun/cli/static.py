@@ -38,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("devices", type=options.words, metavar="DEVICES", help="devices, such as mps or cuda,mps,xpu")
     options.add_data_argument(parser)
     parser.add_argument("--all", action="store_true", help="look at all of ATen, not at a run's operators")
-    options.add_import_argument(parser)
     options.add_output_arguments(parser, has_all=True)
     parser.add_argument(
         "--fail-under", type=float, metavar="N", help="exit with 1 if a device has kernels for less than N percent"

@@ -47,7 +47,6 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The study, platforms, and the output."""
     parser.add_argument("study", choices=tuple(_STUDIES), metavar="NAME", help=f"one of {', '.join(_STUDIES)}")
-    options.add_import_argument(parser)
     parser.add_argument(
         "--target",
         action="append",

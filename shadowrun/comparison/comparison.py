@@ -6,16 +6,18 @@ import contextlib
 import dataclasses
 import time
 import warnings
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
 from shadowrun.analysis import Signature
-from shadowrun.comparison.output import Output, run_info
+from shadowrun.comparison.finding_watch import FindingWatch, WatchedReplayer
+from shadowrun.comparison.output import Output, distributed_rank, run_info
 from shadowrun.comparison.running import RunHandle, Running, begin, end, prepare_process, running
 from shadowrun.comparison.steps import Steps
 from shadowrun.config import Config, Options
-from shadowrun.errors import ShadowrunWarning, StoppedAtFinding, UsageError
+from shadowrun.errors import CallFindingError, ShadowrunWarning, StoppedAtFinding, UsageError
 from shadowrun.intercept.api_calls import ApiCalls
 from shadowrun.intercept.attribution import Attribution
 from shadowrun.intercept.call_sites import site_of
@@ -23,23 +25,25 @@ from shadowrun.intercept.dispatch import ShadowMode, dispatch_overhead_ns
 from shadowrun.intercept.threads import Threads
 from shadowrun.platforms.device import Platform, resolve
 from shadowrun.recording.capturing import Capturing
-from shadowrun.recording.recorder import FailFastRecorder, Recorder
+from shadowrun.recording.recorder import Recorder
+from shadowrun.recording.watching import WatchingRecorder
 from shadowrun.replay.async_path import choose_async
 from shadowrun.replay.replayer import Replayer
 from shadowrun.run import Run
 from shadowrun.schedule.budget import Budget
 from shadowrun.schedule.selection import Selection, check_operators
-from shadowrun.settings import KINDS, NEW
+from shadowrun.settings import NEW
 from shadowrun.torch_versions import warn_of_untested
 from shadowrun.types import Permissions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from types import TracebackType
 
     from typing_extensions import Unpack
 
     from shadowrun.compiled.regions import Regions
+    from shadowrun.types import OpRecord
 
 __all__ = ["Comparison", "compare", "current"]
 
@@ -50,6 +54,27 @@ _SAMPLED = (
 )
 
 _MAX_EXCEPTION_TEXT = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a comparison is.
+
+    Attributes:
+        n_calls: Calls recorded.
+        n_found: Findings by kind, of single calls; known issues are not counted.
+        overhead: Time so far in units of that without the comparison.
+        step: The current step.
+        last_step: The last step that is compared; -1 if not known.
+        left_s: Seconds until that is over, as fast as so far; -1 if not known.
+    """
+
+    n_calls: int
+    n_found: Mapping[str, int]
+    overhead: float
+    step: int
+    last_step: int
+    left_s: float
 
 
 class Comparison(RunHandle, Run):
@@ -72,12 +97,15 @@ class Comparison(RunHandle, Run):
         ref.set_timeout(config.call_limit_s)
         self._selection = Selection(config)
         self._output = Output(config, run_info(config, target, ref))
-        super().__init__(self._output.data, config.known)
+        super().__init__(self._output.data, config.known, vendor_known=config.vendor_known)
         self._attribution = Attribution()
+        wants_watch = config.fail_fast or config.stop_on or config.on_finding
+        self._watch: FindingWatch | None = self._new_watch() if wants_watch else None
         self._assemble()
         self._mode: ShadowMode | None = None
         self._marks_steps = False
         self._raised = ""
+        self._left_out = False
         self.gives_way = False
         self._after_steps: list[Callable[[Comparison], object]] = []
 
@@ -95,11 +123,14 @@ class Comparison(RunHandle, Run):
             PlatformError: A platform runs in another process, which does not start.
             DataFileError: The data file cannot be written.
         """
+        self._left_out = self._is_left_out()
+        if self._left_out:
+            return self
         began_ns = time.perf_counter_ns()
-        give_way = self._give_way if self.gives_way else None
-        begin(Running(self, f"A comparison ({self.describe()})", self._held, self._abandon, give_way))
+        stop_for_another = self._stop_for_another if self.gives_way else None
+        begin(Running(self, f"A comparison ({self.describe()})", self._held, self._stop_in_child, stop_for_another))
         try:
-            self._disinherit()
+            self._restart_in_child()
             prepare_process()
             # Before the file is opened: a worker process that does not start leaves no file.
             self._target.start()
@@ -109,6 +140,8 @@ class Comparison(RunHandle, Run):
             self._steps.start_detection(None if self._marks_steps else self._end_step)
             self._attribution.start()
             self._replayer.start()
+            if self._watch is not None:
+                self._watch.start()
             self._threads.start()
             if self._regions is not None:
                 self._regions.start()
@@ -142,6 +175,37 @@ class Comparison(RunHandle, Run):
         return self._mode is not None
 
     @property
+    def left_out(self) -> bool:
+        """Whether this rank is not among `Config.ranks`, so that the program runs plain."""
+        return self._left_out
+
+    def _is_left_out(self) -> bool:
+        ranks = self._config.ranks
+        if ranks is None:
+            return False
+        rank, world = distributed_rank()
+        return world > 1 and rank not in ranks
+
+    def progress(self) -> Progress:
+        """How far it is; costs no look at the records."""
+        own_s, wall_s = self._replayer.own_ns / 1e9, self._steps.wall_s
+        overhead = wall_s / (wall_s - own_s) if 0 < own_s < wall_s else 1.0
+        found = {} if self._watch is None else dict(self._watch.n_found)
+        data, steps, step = self._output.data, self._config.steps, self._recorder.step
+        last = max(steps) if steps else -1
+        left_s = (last + 1 - step) * wall_s / step if 0 < step <= last else -1.0
+        return Progress(data.n_records + len(data.rows), found, overhead, step, last, left_s)
+
+    def follow(self, function: Callable[[], None]) -> None:
+        """Have a function called at most four times a second, while calls are recorded; to be asked for before `start`.
+
+        Its exceptions are ignored.
+        """
+        self._watch = self._watch or self._new_watch()
+        self._watch.on_tick = function
+        self._assemble()
+
+    @property
     def step_number(self) -> int:
         """Number of the current step: that of the records that come now."""
         return self._recorder.step
@@ -172,15 +236,26 @@ class Comparison(RunHandle, Run):
                 self._judge_postponed()
                 self._release(keep_workers=keep_workers)
             self._steps.finish()
+            if self._watch is not None:
+                self._watch.deliver()
             self._finish()
             self._call_after_step()
             if self._budget is not None:
                 self._budget.spend_on_step(began_ns, time.perf_counter_ns())
 
     def _end_step(self) -> None:
+        if self._left_out:
+            return
         self._end_this_step()
+        if self._watch is not None:
+            self._watch.deliver()
+            self._watch.tick()
         if self._after_steps:
             self._call_after_step()
+        # The rank may be known only now: the program makes its process group inside the block.
+        if self._config.ranks is not None and self._is_left_out() and self._can_leave:
+            self._left_out = True
+            self.stop()
 
     def _end_this_step(self) -> None:
         steps = self._steps
@@ -215,15 +290,19 @@ class Comparison(RunHandle, Run):
         """Make the parts that depend on the data file."""
         config, data = self._config, self._output.data
         capturing = Capturing(data, config.captured_bytes) if config.captured_bytes else None
+        watch = self._watch
         self._recorder = (
-            FailFastRecorder(data, self._attribution, capturing, self._fails)
-            if config.fail_fast
-            else Recorder(data, self._attribution, capturing)
+            Recorder(data, self._attribution, capturing)
+            if watch is None
+            else WatchingRecorder(data, self._attribution, capturing, watch)
         )
         self._budget = None if config.budget is None else Budget(config.budget, dispatch_overhead_ns())
-        self._replayer = Replayer(config, self._target, self._ref, self._recorder, self._selection, self._budget)
-        if isinstance(self._recorder, FailFastRecorder):
-            self._recorder.end_program = self._replayer.end_program
+        replayer = WatchedReplayer if config.stop_on or config.on_finding else Replayer
+        self._replayer = replayer(config, self._target, self._ref, self._recorder, self._selection, self._budget)
+        if watch is not None:
+            watch.end_program = self._replayer.end_program
+            if isinstance(self._replayer, WatchedReplayer):
+                self._replayer.watch = watch
         self._api = ApiCalls(self._attribution) if config.api else None
         self._recorder.name_api = None if self._api is None else self._api.name_of_call
         self._threads = Threads(self._replayer, self._attribution)
@@ -236,13 +315,22 @@ class Comparison(RunHandle, Run):
         if self._data is not self._output.data:
             self._assemble()
 
-    def _fails(self, kind: str, op: str, module: str, phase: str, cause: str) -> bool:
-        """Whether a call is a finding that ends the program: see `Config.fail_fast`."""
-        wanted, before = self._config.fail_fast, self.baseline
-        is_new = before is not None and Signature(kind, op, module, phase, cause) not in before.findings
-        if kind not in wanted and not (NEW in wanted and is_new and kind in KINDS):
-            return False
-        return self.excuse(kind, op, (module,)) is None
+    def _new_watch(self) -> FindingWatch:
+        config = self._config
+
+        def is_known(record: OpRecord) -> bool:
+            call = record.call
+            return self.excuse(str(record.verdict.status), call.op, (call.module,)) is not None
+
+        return FindingWatch(is_known, self._ends_program, config.stop_on, config.on_finding)
+
+    def _ends_program(self, record: OpRecord) -> bool:
+        """Whether a finding ends the program: see `Config.fail_fast`."""
+        wanted, before, call = self._config.fail_fast, self.baseline, record.call
+        kind, cause = str(record.verdict.status), str(record.verdict.cause or "")
+        signature = Signature(kind, call.op, call.module, str(call.phase), cause)
+        is_new = before is not None and signature not in before.findings
+        return kind in wanted or (NEW in wanted and is_new)
 
     def _compiled_regions(self) -> Regions:
         from shadowrun.compiled.regions import Regions  # imports Dynamo, 2 s
@@ -252,7 +340,7 @@ class Comparison(RunHandle, Run):
     def _sync(self) -> None:
         """Write everything to the data file, which reports read."""
         # A forked child that asks for a report has records of its own only.
-        self._disinherit()
+        self._restart_in_child()
         with self._replayer.between_calls():
             self._judge_postponed()
             self._recorder.flush()
@@ -263,12 +351,14 @@ class Comparison(RunHandle, Run):
         with contextlib.suppress(Exception):
             notes = (*self._threads.untracked.notes(), *self._steps.notes())
             notes += (_SAMPLED,) if self._replayer.sampled else ()
+            notes += self._watch.notes if self._watch is not None else ()
         wall_s = self._steps.wall_s
         self._output.update(
             notes,
             wall_s=wall_s,
             own_s=self._replayer.own_ns / 1e9,
             async_compare_s=self._replayer.async_compare_ns / 1e9,
+            repairs=self._replayer.repairs(),
             budget={} if self._budget is None else dataclasses.asdict(self._budget.report()),
             complete=self._mode is None and wall_s > 0,
             raised=self._raised,
@@ -303,23 +393,28 @@ class Comparison(RunHandle, Run):
         with self._replayer.between_calls(), self._data.without_transaction():
             yield
 
-    def _abandon(self) -> None:
+    def _stop_in_child(self) -> None:
         """Stop comparing in a forked child; nothing of it is recorded."""
         mode, self._mode = self._mode, None
         if mode is not None:
-            self._steps.abandon(mode)
+            self._steps.stop_in_child(mode)
         # First: the locks that `_release` takes may be held by threads that the child does not have.
         self._replayer.forked()
         self._output.release()
         with contextlib.suppress(Exception):
             self._release()
 
-    def _give_way(self) -> None:
+    def _stop_for_another(self) -> None:
         """Stop for another comparison, where the mode can leave the stack."""
-        if self._steps.watching is not None and self._steps.watching.can_leave:
+        if self._can_leave:
             self.stop()
 
-    def _disinherit(self) -> None:
+    @property
+    def _can_leave(self) -> bool:
+        """Whether the mode can leave the stack here."""
+        return self._steps.watching is not None and self._steps.watching.can_leave
+
+    def _restart_in_child(self) -> None:
         self._output.detach_in_child()
         self._reassemble()
 
@@ -342,7 +437,7 @@ class Comparison(RunHandle, Run):
 
 def _describe(error: BaseException) -> str:
     """An exception in one line, with the innermost line of user code; empty for a normal exit."""
-    if isinstance(error, StoppedAtFinding):  # the findings say why
+    if isinstance(error, (StoppedAtFinding, CallFindingError)):  # the findings say why
         return type(error).__name__
     if isinstance(error, (GeneratorExit, SystemExit)) and (isinstance(error, GeneratorExit) or not error.code):
         return ""
@@ -364,7 +459,8 @@ def compare(target: Any, ref: Any = "cpu", **options: Unpack[Options]) -> Compar
         ref: Trusted platform.
         **options: The fields of `shadowrun.Config`: on_unsupported, schedule, steps, modules, ops, rtol,
             atol, tolerance, known, settings, file, append, replay, drift, max_records, max_bytes, slow_ratio,
-            call_limit_s, budget, asynchronous, compiled, capture, fail_fast, api.
+            call_limit_s, budget, asynchronous, compiled, capture, fail_fast, api, stop_on,
+            on_finding, ranks.
 
     Returns:
         A context manager that is also a decorator and an object with start() and stop(). The user's

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from shadowrun.intercept import backward_shapes
 from shadowrun.intercept.torchapi import as_in_handler
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     Given = Mapping[str, Any]
     Look = Callable[[Given], Iterator[str]]
 
-__all__ = ["has_places", "misplaced"]
+__all__ = ["has_places", "why_out_of_bounds"]
 
 
 def has_places(name: str) -> bool:
@@ -29,15 +30,20 @@ def has_places(name: str) -> bool:
     return bool(_looks(name))
 
 
-def misplaced(name: str, given: Given) -> str:
+def why_out_of_bounds(name: str, given: Given) -> str:
     """Why a call would read or write outside of its tensors; empty where nothing is known against it.
 
     Args:
         name: Of the operator, without its overload.
         given: Its arguments by name; None for what is not known yet.
     """
-    with as_in_handler():  # a comparison must not see these operators
-        return next((why for look in _looks(name) for why in look(given)), "")
+    try:
+        with as_in_handler():  # a comparison must not see these operators
+            return next((why for look in _looks(name) for why in look(given)), "")
+    except MemoryError:
+        raise
+    except Exception as error:  # complex numbers as indices, sizes below 0
+        return f"it has arguments of another kind ({' '.join(str(error).split())[:200]})"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -45,7 +51,10 @@ def _looks(name: str) -> tuple[Look, ...]:
     space, _, base = name.partition("::")
     if space != "aten":
         return ()
-    return tuple(look for pattern, look in _FAMILIES.items() if re.fullmatch(pattern, base))
+    looks = [look for pattern, look in _FAMILIES.items() if re.fullmatch(pattern, base)]
+    if re.fullmatch(backward_shapes.NAME, base):
+        looks.append(functools.partial(backward_shapes.unlike_forward, base))
+    return tuple(looks)
 
 
 def _tensors(given: Given, *names: str) -> list[torch.Tensor] | None:
@@ -59,6 +68,12 @@ def _is_inside(t: torch.Tensor, low: int, high: int) -> bool:
     if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.is_meta:
         return True
     return not t.numel() or (int(t.min()) >= low and int(t.max()) < high)
+
+
+def _is_dense(t: torch.Tensor) -> bool:
+    """Whether a tensor is contiguous in one of the formats of memory."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return t.is_contiguous() or (t.dim() in formats and t.is_contiguous(memory_format=formats[t.dim()]))
 
 
 def _transform(given: Given) -> Iterator[str]:
@@ -76,8 +91,8 @@ def _embedding(given: Given) -> Iterator[str]:
 
 
 _PER_CHANNEL: Final = ("weight", "bias", "running_mean", "running_var")
+# Of each channel too; evaluation saves nothing.
 _SAVED: Final = ("save_mean", "save_invstd", "save_var")
-"""Of each channel too; evaluation saves nothing."""
 
 
 def _batch_norm(given: Given) -> Iterator[str]:
@@ -87,12 +102,13 @@ def _batch_norm(given: Given) -> Iterator[str]:
     if x.dim() < 2:
         yield "it has no channels"
         return
+    training = next((given[key] for key in ("training", "train", "update") if key in given), False)
     for key in (*_PER_CHANNEL, *_SAVED):
         t = given.get(key)
-        if isinstance(t, torch.Tensor) and t.numel() != x.shape[1] and (t.numel() or key not in _SAVED):
+        is_saved = key not in _SAVED or training is not False
+        if isinstance(t, torch.Tensor) and t.numel() != x.shape[1] and (t.numel() or is_saved):
             yield f"{key} has not one value for each channel"
     # Without statistics the kernel for evaluation reads those of address 0.
-    training = given.get("training", given.get("train", False))
     statistics = [given.get(key) for key in ("running_mean", "running_var")]
     if training is False and not all(isinstance(t, torch.Tensor) for t in statistics):
         yield "it evaluates without running statistics"
@@ -103,6 +119,24 @@ def _attention(given: Given) -> Iterator[str]:
     # The kernel for the CPU reads as many keys as there are values (pytorch/pytorch#193728).
     if found and found[0].shape[-2:-1] != found[1].shape[-2:-1]:
         yield "key and value have other lengths"
+
+
+def _attention_of_cpu(given: Given) -> Iterator[str]:
+    found = _tensors(given, "query", "key", "value")
+    if not found:
+        return
+    query, key, value = found
+    mask = given.get("attn_mask")
+    if any(t.dim() != 4 for t in found) or len({t.shape[0] for t in found}) > 1 or key.shape[1] != value.shape[1]:
+        yield "query, key and value have other numbers of batches or heads"
+    elif len({t.shape[3] for t in found}) > 1 or not key.shape[1] or query.shape[1] % key.shape[1]:
+        yield "query, key and value have heads that do not fit"
+    elif isinstance(mask, torch.Tensor):
+        scores = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+        if mask.dim() not in (2, 4) or any(
+            n not in (1, m) for n, m in zip(mask.shape, scores[-mask.dim() :], strict=True)
+        ):
+            yield "attn_mask has not the shape of the scores"
 
 
 def _pooled(n_dims: int, *, back: bool) -> Look:
@@ -123,6 +157,8 @@ def _pooled(n_dims: int, *, back: bool) -> Look:
             yield f"its sizes are not {n_dims}"
         elif pooled.shape != indices.shape:
             yield "indices have another shape than what they are of"
+        elif back and not _is_dense(indices):
+            yield "indices lie in memory in an order that no pooling gives them"
         elif not _is_inside(indices, 0, math.prod(plane)):
             yield "indices has some outside of its plane"
         elif back and isinstance(whole, torch.Tensor) and whole.shape[:-n_dims] != pooled.shape[:-n_dims]:
@@ -131,8 +167,8 @@ def _pooled(n_dims: int, *, back: bool) -> Look:
     return look
 
 
+# How many sizes an argument may have, besides one for each dimension.
 _LENGTHS: Final = {"kernel_size": (1,), "padding": (1,), "dilation": (1,), "stride": (0, 1), "output_size": ()}
-"""How many sizes an argument may have, besides one for each dimension."""
 
 
 def _has_sizes(n_dims: int) -> Callable[[tuple[str, Any]], bool]:
@@ -152,23 +188,11 @@ def _same_shape(*names: str) -> Look:
     return look
 
 
-def _padded(n_dims: int, *, back: bool) -> Look:
+def _padded(n_dims: int) -> Look:
     def look(given: Given) -> Iterator[str]:
         padding = given.get("padding")
         if padding is not None and (not isinstance(padding, (list, tuple)) or len(padding) != 2 * n_dims):
             yield f"padding has not {2 * n_dims} numbers"
-            return
-        found = _tensors(given, "self", "grad_output") if back else None
-        if found and padding and all(type(n) is int for n in padding):
-            x, grad = found
-            if x.dim() < n_dims + 1 or x.dim() != grad.dim():
-                yield "its tensors have other dimensions"
-                return
-            wanted = list(x.shape)
-            for k in range(n_dims):  # the last dimension comes first
-                wanted[-1 - k] += padding[2 * k] + padding[2 * k + 1]
-            if list(grad.shape) != wanted:
-                yield "grad_output has not the shape of what was padded"
 
     return look
 
@@ -180,6 +204,8 @@ def _planes(n_dims: int) -> Look:
             grad, x = found
             if grad.dim() != x.dim() or x.dim() <= n_dims or grad.shape[:-n_dims] != x.shape[:-n_dims]:
                 yield "its tensors have other numbers of planes"
+            elif 0 in x.shape[-n_dims:]:
+                yield "self has planes of nothing"
 
     return look
 
@@ -193,28 +219,10 @@ def _weight_norm(given: Given) -> Iterator[str]:
             yield "g has not one value for each row of v"
 
 
-def _distances(given: Given) -> Iterator[str]:
-    found = _tensors(given, "x1", "x2", "cdist", "grad")
-    if found:
-        x1, x2, distance, grad = found
-        fits = min(x1.dim(), x2.dim()) >= 2 and x1.shape[-1] == x2.shape[-1]
-        try:
-            batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2]) if fits else ()  # type: ignore[no-untyped-call]
-        except RuntimeError:
-            fits = False
-        if not fits or distance.shape != (*batch, x1.shape[-2], x2.shape[-2]) or grad.shape != distance.shape:
-            yield "its tensors have shapes that do not fit"
-
-
 def _pairs(given: Given) -> Iterator[str]:
     x = given.get("self")
     if isinstance(x, torch.Tensor) and x.dim() != 2:
         yield "self is no table"
-    found = _tensors(given, "self", "grad", "pdist")
-    if found and found[0].dim() == 2:
-        n = found[0].shape[0] * (found[0].shape[0] - 1) // 2
-        if any(t.shape != (n,) for t in found[1:]):
-            yield "it has not one distance for each pair"
 
 
 _MAX_LAYERS: Final = 10_000
@@ -283,6 +291,8 @@ def _bags(given: Given) -> Iterator[str]:
     scale = given.get("per_sample_weights")
     if weight.dim() != 2 or indices.dim() != 1 or offsets.dim() != 1:
         yield "its tensors have other dimensions"
+    elif not indices.is_contiguous() or not offsets.is_contiguous():
+        yield "indices and offsets are not contiguous"
     elif not _is_inside(indices, 0, weight.shape[0]):
         yield "indices has some that are no row of weight"
     elif not _is_inside(offsets, 0, indices.numel() + 1) or bool((offsets.diff() < 0).any()):
@@ -293,6 +303,106 @@ def _bags(given: Given) -> Iterator[str]:
         yield "mode is none"
 
 
+def _bags_backward(given: Given) -> Iterator[str]:
+    found = _tensors(given, "grad", "indices", "offset2bag")
+    if not found:
+        return
+    grad, indices, bags = found
+    weight, scale, sizes, offsets = (given.get(k) for k in ("weight", "per_sample_weights", "bag_size", "offsets"))
+    n_weights = weight.shape[0] if isinstance(weight, torch.Tensor) and weight.dim() == 2 else given.get("num_weights")
+    if grad.dim() != 2 or indices.dim() != 1 or bags.dim() != 1:
+        yield "its tensors have other dimensions"
+    elif isinstance(weight, torch.Tensor) and (weight.dim() != 2 or weight.shape[1] != grad.shape[1]):
+        yield "weight has other rows than grad"
+    elif type(n_weights) is int and not _is_inside(indices, 0, n_weights):
+        yield "indices has some that are no row of weight"
+    elif not all(t.is_contiguous() for t in (indices, bags)):
+        yield "indices and offset2bag are not contiguous"
+    elif not _is_inside(bags, 0, grad.shape[0]):
+        yield "offset2bag has some that are no bag"
+    elif isinstance(scale, torch.Tensor) and scale.numel() != indices.numel():
+        yield "per_sample_weights has not one value for each index"
+    elif given.get("mode") not in (None, 0, 1, 2):
+        yield "mode is none"
+    elif isinstance(sizes, torch.Tensor) and sizes.numel() != grad.shape[0] and (sizes.numel() or given.get("mode")):
+        yield "bag_size has not one value for each bag"
+    elif bags.numel() == indices.numel():
+        return
+    # Without it, it is made of offsets.
+    elif bags.numel() or not isinstance(offsets, torch.Tensor):
+        yield "offset2bag has not one value for each index"
+    elif offsets.dim() != 1 or offsets.numel() > grad.shape[0] + 1 or not offsets.is_contiguous():
+        yield "offsets are not those of the bags"
+    elif not _is_inside(offsets, 0, indices.numel() + 1) or bool((offsets.diff() < 0).any()):
+        yield "offsets do not lead through indices"
+
+
+def _reduced_backward(given: Given) -> Iterator[str]:
+    found = _tensors(given, "grad_out", "weight", "arg_out")
+    x = given.get("self")
+    if found and isinstance(x, torch.Tensor) and x.layout is torch.sparse_csr:
+        grad, weight, places = found
+        if grad.dim() != 2 or weight.dim() != 2 or (*x.shape, grad.shape[1]) != (*grad.shape[:1], *weight.shape):
+            yield "its tensors have shapes that do not fit"
+        elif given.get("reduce") in ("amax", "amin", "max", "min") and (
+            places.shape != grad.shape
+            or not places.is_contiguous()
+            or not _is_inside(places, 0, x.values().numel() + 1)
+        ):
+            yield "arg_out has some that are no value of self"
+
+
+def _resized(given: Given) -> Iterator[str]:
+    x, size, scales = given.get("input", given.get("self")), given.get("output_size"), given.get("scale_factors")
+    whole = given.get("input_size", x.shape if isinstance(x, torch.Tensor) else None)
+    if scales is not None or not isinstance(size, (list, tuple)) or not isinstance(whole, (list, tuple)):
+        return
+    for n, out, name in zip(whole[2:], size, ("scales_h", "scales_w"), strict=False):
+        scale = given.get(name)
+        # The last of them lie beyond the input where there are more than the scale makes.
+        if isinstance(scale, float) and not (scale > 0 and out - n * scale < 2):
+            yield f"{name} is not that of its sizes"
+
+
+def _sampled(given: Given) -> Iterator[str]:
+    found = _tensors(given, "self", "grid", "grad_output")
+    if found:
+        x, grid, grad = found
+        wanted = (*x.shape[:2], *grid.shape[1:3]) if x.dim() == grid.dim() == 4 else None
+        if grad.shape != wanted or grid.shape[0] != x.shape[0] or grid.shape[3] != 2:
+            yield "grad_output has another shape than what is sampled"
+
+
+_GATES: Final = {0: 1, 1: 1, 2: 4, 3: 3}
+"""Of rnn_relu, rnn_tanh, lstm and gru, by their number."""
+
+
+def _rnn_of_mkldnn(given: Given) -> Iterator[str]:
+    names = [("weight1", "weight2", "weight3", "weight4"), ("weight0", "weight1", "weight2", "weight3")]
+    found = next(filter(None, (_tensors(given, "input", *n, "hx_") for n in names)), None)
+    mode, hidden, n_layers = (given.get(name) for name in ("mode", "hidden_size", "num_layers"))
+    if not found or type(mode) is not int or type(hidden) is not int or type(n_layers) is not int:
+        return
+    x, into, on, bias_into, bias_on, hx = found
+    cx = given.get("cx_", given.get("cx_tmp"))
+    rows = _GATES.get(mode, 0) * hidden
+    if not all(t.is_contiguous() for t in (*found, cx) if isinstance(t, torch.Tensor)):
+        yield "its tensors are not contiguous"
+    # The number of layers is that of the whole module, of which this is one layer in one direction.
+    elif rows <= 0 or not 0 < n_layers <= _MAX_LAYERS or x.dim() != 3 or given.get("batch_sizes"):
+        yield "it is none that torch calls"
+    elif into.shape != (rows, x.shape[2]) or on.shape != (rows, hidden):
+        yield "its weights have other shapes"
+    elif given.get("has_biases") and not bias_into.shape == bias_on.shape == (rows,):
+        yield "its biases have other shapes"
+    else:
+        batch = x.shape[0] if given.get("batch_first") else x.shape[1]
+        for t in (hx, cx):
+            if isinstance(t, torch.Tensor) and t.numel() != batch * hidden:
+                yield "its states have other shapes"
+                return
+
+
 def _labels(given: Given) -> Iterator[str]:
     found = _tensors(given, "log_probs", "targets")
     if found:
@@ -301,6 +411,17 @@ def _labels(given: Given) -> Iterator[str]:
             yield "log_probs and targets are not contiguous"
         elif scores.dim() < 2 or not _is_inside(labels, 0, scores.shape[-1]):
             yield "targets has some that are no class"
+
+
+def _classes(given: Given) -> Iterator[str]:
+    found = _tensors(given, "self", "target")
+    if found and found[0].dim() > 0:
+        scores, target = found
+        n = scores.shape[-1 if scores.dim() < 3 else 1]
+        ignored = given.get("ignore_index", -1 if "is_target" in given else None)  # -1 ends a list of labels
+        inside = target[target != ignored] if type(ignored) is int and not target.is_meta else target
+        if not _is_inside(inside, 0, n):
+            yield "target has some that are no class"
 
 
 def _packed(given: Given) -> Iterator[str]:
@@ -334,22 +455,26 @@ def _grouped(given: Given) -> Iterator[str]:
             yield f"{name} is empty"
 
 
+# By a pattern of names without namespace and overload.
 _FAMILIES: Final[dict[str, Look]] = {
     "_fft_(c2c|c2r|r2c)": _transform,
     "embedding_dense_backward": _embedding,
     r"\w*batch_norm\w*": _batch_norm,
     r"_?scaled_dot_product\w*attention\w*": _attention,
+    r"_scaled_dot_product_flash_attention_for_cpu\w*": _attention_of_cpu,
+    r"_upsample_\w+_aa(_backward)?": _resized,
+    "cudnn_grid_sampler_backward": _sampled,  # the reference computes it by another operator, which believes it
+    r"mkldnn_rnn_layer\w*": _rnn_of_mkldnn,
+    r"_embedding_bag\w*_backward": _bags_backward,
+    "_sparse_mm_reduce_impl_backward": _reduced_backward,
     r"(fractional_|adaptive_)?max_pool2d\w*_backward": _pooled(2, back=True),
     r"(fractional_|adaptive_)?max_pool3d\w*_backward": _pooled(3, back=True),
     "max_unpool2d": _pooled(2, back=False),
     "max_unpool3d": _pooled(3, back=False),
-    "_(log_)?softmax_backward_data": _same_shape("grad_output", "output"),
     "_masked_softmax_backward": _same_shape("grad_output", "output", "mask"),
-    **{f"(reflection|replication)_pad{n}d": _padded(n, back=False) for n in (1, 2, 3)},
-    **{f"(reflection|replication)_pad{n}d_backward": _padded(n, back=True) for n in (1, 2, 3)},
+    **{f"(reflection|replication)_pad{n}d(_backward)?": _padded(n) for n in (1, 2, 3)},
     **{f"_adaptive_avg_pool{n}d_backward": _planes(n) for n in (2, 3)},
     "_weight_norm_interface": _weight_norm,
-    "_cdist_backward": _distances,
     "_pdist_(forward|backward)": _pairs,
     "_fused_(adagrad|adam|adamw|sgd)_?": _optimizer,
     r"native_group_norm(_backward)?": _group_norm,
@@ -358,9 +483,9 @@ _FAMILIES: Final[dict[str, Look]] = {
     "linalg_ldl_solve": _pivots("LD", "pivots"),
     "(_embedding_bag|_embedding_bag_forward_only)": _bags,
     "_ctc_loss(_backward)?": _labels,
+    r"(nll_loss(2d)?|multi_margin_loss|multilabel_margin_loss)_backward": _classes,
     "_pad_packed_sequence": _packed,
     "(lstm|gru|rnn_tanh|rnn_relu)": _layers,
     "_chunk_cat": _chunks,
     "_scaled_grouped_mm_v2": _grouped,
 }
-"""By a pattern of names without namespace and overload."""

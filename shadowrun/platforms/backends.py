@@ -1,20 +1,26 @@
 """What shadowrun knows about each device type that torch cannot be asked for: one row for each backend.
 
 A device type without a row works too: its package starts it by an entry point, its kernels use torch's own messages,
-its calls are compared synchronously. A row adds what is special. This module imports no torch, so that the command line
+its calls are compared synchronously. A row adds what is special, and so does the file of a package (`plugin_file`),
+which counts before the row. This module imports no torch, so that the command line
 can check platform specs at once.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from shadowrun.platforms.plugin_file import plugin_file
 from shadowrun.types import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from shadowrun.platforms.plugin_file import VendorSetting
 
 __all__ = [
     "BACKENDS",
@@ -52,6 +58,8 @@ class Backend:
         fallback_counters: Module with ``counter_names`` and ``counter_value``; a counter that is named after an ATen
             operator counts its fallbacks to the CPU.
         settings: Settings that a platform of it may have.
+        own_settings: Those of them that its package applies.
+        reset: Module that brings a device back by ``python -m``, after a case of a sweep or campaign ended its process.
         environment: Environment variables that change what it computes or where.
         script_setup: Lines of a repro script that make it usable.
         missing_kernel: Its words for a missing operator or dtype, in addition to those of torch.
@@ -68,6 +76,8 @@ class Backend:
     computes_on_cpu: bool = False
     fallback_counters: str = ""
     settings: tuple[str, ...] = ()
+    own_settings: tuple[VendorSetting, ...] = ()
+    reset: str = ""
     environment: tuple[str, ...] = ()
     script_setup: str = ""
     missing_kernel: tuple[ErrorPattern, ...] = ()
@@ -180,6 +190,13 @@ DISPATCH_KEYS = tuple(dict.fromkeys(row.dispatch_key for row in _ROWS))
 
 
 # A device without a row must work, so a missing row is no error.
+@functools.lru_cache(maxsize=64)
 def backend_of(device_type: str) -> Backend:
-    """The row of a device type; one without special facts where there is none."""
-    return BACKENDS.get(device_type) or Backend(device_type)
+    """The row of a device type, with what an installed package says of it; one without special facts if there is none.
+
+    Raises:
+        UsageError: The file of the package cannot be read.
+    """
+    row = BACKENDS.get(device_type) or Backend(device_type)
+    # A package must not be able to redefine the reference, or what this one simulates.
+    return row if device_type in ("cpu", "sim") else dataclasses.replace(row, **plugin_file(device_type).facts)

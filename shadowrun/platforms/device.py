@@ -16,6 +16,7 @@ from shadowrun.errors import PlatformError
 from shadowrun.platforms import torchplatform
 from shadowrun.platforms.backends import FUNCTIONALIZING, backend_of
 from shadowrun.platforms.cpu import CpuSettings
+from shadowrun.platforms.plugin_file import plugin_file
 from shadowrun.platforms.spec import ENTRY_POINT_GROUP, PlatformSpec, known_devices, parse
 from shadowrun.platforms.worker.client import Worker
 from shadowrun.sim import named_in_program
@@ -44,6 +45,10 @@ def device_settings(device_type: str, settings: tuple[tuple[str, Setting], ...])
     values = dict(settings)
     with contextlib.ExitStack() as stack:
         # Each old value is put on the stack before the new one is set: whatever raises, all are restored.
+        for setting in backend_of(device_type).own_settings:
+            if setting.name in values:
+                function = getattr(importlib.import_module(setting.module), setting.function)
+                stack.enter_context(function(values.pop(setting.name)))
         deterministic = values.get("deterministic")
         if deterministic is not None:
             stack.callback(torchplatform.set_deterministic_state, torchplatform.deterministic_state())
@@ -208,7 +213,7 @@ def resolve(spec: Any) -> Platform:
     """
     wanted = parse(spec)
     # Started before it is counted: a plug-in's module has no device_count before it is imported.
-    missing = _start(wanted.device_type)
+    missing = _start(wanted.device_type) or _import_counters(wanted.device_type)
     count = 0 if missing else _count(wanted.device_type)
     if not missing and count <= (wanted.index or 0):
         missing = f"there {'is 1' if count == 1 else f'are {count}'} of them, counted from 0"
@@ -240,7 +245,9 @@ def devices() -> list[DeviceAvailability]:
     for name in known_devices():
         # Listing must not import plug-ins: an import may take seconds, or initialise a driver.
         missing = _missing(name)
-        found.append(DeviceAvailability(name, not missing, missing or _describe(name)))
+        described = plugin_file(name).summary
+        detail = missing or _describe(name)
+        found.append(DeviceAvailability(name, not missing, f"{detail}; {described}" if described else detail))
     return sorted(found, key=lambda d: (not d.available, d.device_type != "cpu", d.device_type))
 
 
@@ -300,6 +307,17 @@ def _start(device_type: str) -> str:
     except RuntimeError:
         return "its package started, but torch still has no device of this name"
     return ""
+
+
+def _import_counters(device_type: str) -> str:
+    """Load the counters of a package that has started its device; returns why that failed."""
+    module = plugin_file(device_type).facts.get("fallback_counters")
+    try:
+        counters = module and importlib.import_module(module)
+        missing = [name for name in ("counter_names", "counter_value") if module and not hasattr(counters, name)]
+    except Exception as error:  # of the vendor
+        return f"its fallback counters failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return f"its fallback counters, {module}, have no {missing[0]}" if missing else ""
 
 
 def _count(device_type: str) -> int:

@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
 __all__ = ["fingerprint", "versions"]
 
-_ENVIRONMENT = sorted(name for backend in BACKENDS.values() for name in backend.environment)
+
+@functools.cache
+def _environment(device_type: str) -> list[str]:
+    rows = (*BACKENDS.values(), backend_of(device_type))
+    return sorted({name for row in rows for name in row.environment})
 
 
 def versions() -> dict[str, str]:
@@ -57,7 +61,9 @@ def fingerprint(platform: Platform) -> dict[str, Any]:
         facts["float32_matmul_precision"] = torchplatform.mkldnn_precision()
     facts.update(_machine())
     # Only variables that change results: others may hold names and secrets.
-    facts["env"] = {name: _harmless(os.environ[name]) for name in _ENVIRONMENT if name in os.environ}
+    facts["env"] = {
+        name: _harmless(os.environ[name]) for name in _environment(platform.spec.device_type) if name in os.environ
+    }
     return facts
 
 

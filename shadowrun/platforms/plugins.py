@@ -1,21 +1,48 @@
-"""Modules that bring a device, which the user names: ``--import torch_vpu``. A data file cannot name one."""
+"""Modules that bring a device: what the user names by ``--import torch_vpu``, and what torch starts itself.
+
+A data file cannot name one.
+"""
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import os
 import sys
 from typing import TYPE_CHECKING
 
-from shadowrun.errors import UsageError
+from shadowrun.errors import PlatformError, UsageError, brief
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["import_inherited", "import_plugins"]
+__all__ = ["autoloaded", "failed_autoload", "import_inherited", "import_plugins", "inherited"]
 
+# Names, separated by spaces: of the user, and for worker processes of a command.
 _INHERITED = "SHADOWRUN_IMPORT"
-"""Names, separated by commas, for worker processes of a command."""
+
+
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+_AUTOLOAD_FAILED = "Failed to load the backend extension"
+
+
+def autoloaded() -> tuple[list[str], bool]:
+    """Packages that ask torch to start them when it is imported, and whether torch does."""
+    names = sorted({entry.name for entry in importlib.metadata.entry_points(group="torch.backends")})
+    return names, os.environ.get(_AUTOLOAD, "1") == "1"
+
+
+def failed_autoload(error: BaseException) -> PlatformError | None:
+    """What an exception of ``import torch`` means, if it comes from a package that torch starts; None if not."""
+    if not isinstance(error, RuntimeError) or not str(error).startswith(_AUTOLOAD_FAILED):
+        return None
+    name = str(error).removeprefix(_AUTOLOAD_FAILED).partition(".")[0].strip(": ")
+    why = error.__cause__ or error
+    return PlatformError(
+        f"The package {name!r}, which torch starts when it is imported, failed: {type(why).__name__}: "
+        f"{brief(str(why))}. Mend or remove it, or set {_AUTOLOAD}=0: then torch starts no package.",
+        slug="bad-plugin",
+    )
 
 
 def import_plugins(modules: Iterable[str], *, inherit: bool = False) -> None:
@@ -42,7 +69,12 @@ def import_plugins(modules: Iterable[str], *, inherit: bool = False) -> None:
             sys.path.remove(here)
     if inherit and names:
         # By the environment, since processes of the command start without its arguments.
-        os.environ[_INHERITED] = ",".join(names)
+        os.environ[_INHERITED] = " ".join(names)
+
+
+def inherited() -> list[str]:
+    """Modules that the environment names."""
+    return os.environ.get(_INHERITED, "").replace(",", " ").split()
 
 
 def import_inherited() -> None:
@@ -51,7 +83,7 @@ def import_inherited() -> None:
     Raises:
         UsageError: One cannot be imported.
     """
-    import_plugins(filter(None, os.environ.get(_INHERITED, "").split(",")))
+    import_plugins(inherited())
 
 
 def _import(name: str) -> None:

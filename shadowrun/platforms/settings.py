@@ -158,6 +158,13 @@ def _unquoted(spec: str, quoted: str) -> str:
 
 
 def _value(spec: str, device_type: str, known: tuple[str, ...], key: str, text: str) -> Setting:
+    own = {setting.name: setting.values for setting in backend_of(device_type).own_settings}
+    if key in own:
+        accepted = dict(zip(own[key], own[key], strict=True)) or _BOOLS
+        if text in accepted:
+            return accepted[text]
+        use = ", ".join(own[key]) or "on or off"
+        raise PlatformError(f"{key}={text!r} in platform {spec!r} cannot be used: give {use}.", slug="bad-setting")
     if key.startswith(ENV) and f"{ENV}NAME" in known:
         return _variable(spec, key, text)
     if key not in known:

@@ -16,6 +16,8 @@ from typing import Any
 from shadowrun.errors import PlatformError
 from shadowrun.platforms import settings as words
 from shadowrun.platforms.backends import BACKENDS, RESERVED_NAMES
+from shadowrun.platforms.plugin_file import FILE_GROUP
+from shadowrun.platforms.plugins import autoloaded
 from shadowrun.platforms.settings import Setting
 
 __all__ = [
@@ -108,29 +110,31 @@ def parse(spec: Any) -> PlatformSpec:
         raise PlatformError("Platform 'meta' has shapes but no values: nothing could be compared.", slug="bad-spec")
     known = known_devices()
     # torch is imported only if it could know the name: a typing error is refused without it.
-    if device_type not in known and "torch" not in sys.modules and _torch_brings_more():
+    packages, starts = autoloaded() if device_type not in known else ([], True)
+    if packages and starts and "torch" not in sys.modules:
         importlib.import_module("torch")
         known = known_devices()
     if device_type not in known:
+        off = (
+            f" TORCH_DEVICE_BACKEND_AUTOLOAD keeps torch from starting {', '.join(packages)}."
+            if packages and not starts
+            else ""
+        )
         raise PlatformError(
             f"Unknown device {device_type!r} in platform {spec!r}.{_nearest(device_type, known)} "
             f"Devices: {', '.join(known)}. `shadowrun platforms` lists which of them this machine has. One that a "
-            f"package brings: --import PACKAGE, or an entry point of it in the group {ENTRY_POINT_GROUP!r}.",
+            f"package brings: --import PACKAGE, or an entry point of it in the group {ENTRY_POINT_GROUP!r}.{off}",
             slug="unknown-device",
         )
     index = None if match["index"] is None else int(match["index"])
     return PlatformSpec(device_type, index, words.read(spec, device_type, match["settings"]))
 
 
-def _torch_brings_more() -> bool:
-    """Whether torch starts plug-ins when it is imported; these name their devices themselves."""
-    return bool(importlib.metadata.entry_points(group="torch.backends"))
-
-
 def known_devices() -> list[str]:
     """Sorted names of the device types that a spec may use, present on this machine or not."""
     names = {*BACKENDS, *RESERVED_NAMES}
-    names.update(entry.name for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
+    for group in (ENTRY_POINT_GROUP, FILE_GROUP):
+        names.update(entry.name for entry in importlib.metadata.entry_points(group=group))
     # A plug-in or the simulated device may have named torch's private-use device; only a torch that
     # is loaded already can know.
     if "torch" in sys.modules:

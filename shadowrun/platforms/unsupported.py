@@ -6,11 +6,16 @@ type are here, each vendor's own in its row of `backends`.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib.metadata
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shadowrun.platforms.backends import BACKENDS
+from shadowrun.errors import UsageError
+from shadowrun.platforms.backends import BACKENDS, backend_of
+from shadowrun.platforms.plugin_file import FILE_GROUP
 from shadowrun.types import Cause
 
 if TYPE_CHECKING:
@@ -57,15 +62,22 @@ _OF_OTHERS: tuple[ErrorPattern, ...] = (
     # Anything else that calls itself not implemented.
     (("NotImplementedError",), r"(?:.*?'NAME')?", _OPERATOR),
 )
-_PATTERNS = tuple(
-    (types, re.compile(pattern.replace("NAME", _KERNEL_NAME), re.DOTALL), cause)
-    for types, pattern, cause in (
-        *_OF_TORCH,
-        *(line for backend in BACKENDS.values() for line in backend.missing_kernel),
-        *_OF_OTHERS,
+
+
+@functools.cache
+def _patterns() -> tuple[tuple[tuple[str, ...], re.Pattern[str], Cause], ...]:
+    """Ordered: the first line whose type and pattern fit decides."""
+    others = [entry.name for entry in importlib.metadata.entry_points(group=FILE_GROUP)]
+    vendors: list[ErrorPattern] = []
+    for name in dict.fromkeys([*BACKENDS, *others]):
+        # The broken file of another device must not end this run; naming that device says what is wrong.
+        with contextlib.suppress(UsageError):
+            vendors += backend_of(name).missing_kernel
+    lines = (*_OF_TORCH, *vendors, *_OF_OTHERS)
+    return tuple(
+        (types, re.compile(text.replace("NAME", _KERNEL_NAME), re.DOTALL), cause) for types, text, cause in lines
     )
-)
-# Ordered: the first line whose type and pattern fit decides.
+
 
 _NO_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")
 
@@ -90,7 +102,7 @@ def classify(error: BaseException) -> Failure:
     names = {t.__name__ for t in type(error).__mro__}
     text = str(error)
     message = f"{type(error).__name__}: {first_sentence(text)}"
-    for types, pattern, cause in _PATTERNS:
+    for types, pattern, cause in _patterns():
         if not names.intersection(types):
             continue
         found = pattern.search(text)

@@ -17,6 +17,7 @@ from shadowrun import sim
 from shadowrun.errors import DataFileError, PlatformError
 from shadowrun.platforms import settings
 from shadowrun.platforms.backends import TORCH_NAMES
+from shadowrun.platforms.plugin_file import FILE_GROUP
 from shadowrun.platforms.spec import ENTRY_POINT_GROUP, PlatformSpec, parse
 
 if TYPE_CHECKING:
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
 
 __all__ = ["simulated_flaws", "spec_of_user", "trusted_spec"]
 
+# Names that torch does not let the simulated device have.
 _NOT_FOR_SIM = frozenset({*TORCH_NAMES, "xla"} - {"sim"})
-"""Names that torch does not let the simulated device have."""
+# Texts that a message offers for pasting into a shell: they have no character that could hide what they do.
 _PASTEABLE = re.compile(r"[A-Za-z0-9_:\[\]()=,.+@%/ \"^~-]{1,300}")
-"""Texts that a message offers for pasting into a shell: they have no character that could hide what they do."""
 
 
 def trusted_spec(text: Any, names: Iterable[str] = (), *, simulated: bool = False, option: str = "--target") -> str:
@@ -112,7 +113,8 @@ def _more_than_this_process(wanted: PlatformSpec, *, simulated: bool) -> str:
 
 def _takes_a_package(device_type: str) -> bool:
     """Whether a package brings the device, also under one of torch's own names."""
-    entries = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
+    groups = (ENTRY_POINT_GROUP, FILE_GROUP)
+    entries = [entry for group in groups for entry in importlib.metadata.entry_points(group=group)]
     return device_type not in TORCH_NAMES or any(entry.name == device_type for entry in entries)
 
 

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = ["DataFlow", "Leaf"]
 
+# Version of tensors that were made in inference mode: torch counts no writes to them.
 _UNCOUNTED: Final = -1
-"""Version of tensors that were made in inference mode: torch counts no writes to them."""
 
 _PURGE_AFTER: Final = 8
 _FORM_BITS: Final = 32
 _FORM_MASK: Final = (1 << _FORM_BITS) - 1
+# Among the rows of a storage: some of its values may come from code that calls no operators. No place is negative.
 _UNSEEN: Final = -1
-"""Among the rows of a storage: some of its values may come from code that calls no operators. No place is negative."""
 
 
 class Leaf:

@@ -13,7 +13,7 @@ from shadowrun.native import tensors as native
 from shadowrun.numerics.form import dtype_name, meta
 from shadowrun.replay.context import NO_DRIFT, NO_TIMES
 from shadowrun.store.datafile import FLUSH_ROWS, FLUSH_S, DataFile
-from shadowrun.types import Cause, Phase, Status, TensorDiff, Verdict
+from shadowrun.types import Phase, Status, TensorDiff, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shadowrun.replay.context import InputsFile
     from shadowrun.store import DataFile
 
-__all__ = ["FailFastRecorder", "Recorder", "context_key"]
+__all__ = ["Recorder", "context_key", "printed_inputs"]
 
 _MATCH = Verdict(Status.MATCH)
 _SEEN = Verdict(Status.SKIPPED, None, "recorded only")
@@ -216,10 +216,7 @@ class Recorder:
             self.data.flush()
 
     def _new_context(self, key: tuple[Any, ...], call: Call) -> int:
-        dtypes: dict[str, None] = {}
-        shapes: list[str] = []
-        printed = [_printed(a, dtypes, shapes) for a in call.args]
-        printed += [f"{name}={_printed(a, dtypes, shapes)}" for name, a in call.kwargs.items()]
+        printed, dtypes, shapes = printed_inputs(call.args, call.kwargs)
         module, phase, site = call.origin
         api = "" if self.name_api is None else self.name_api(phase)
         with self._lock:
@@ -228,9 +225,9 @@ class Recorder:
                 self._contexts.clear()
             number = self.data.context_id(
                 call.plan.name,
-                ", ".join(printed),
-                tuple(dtypes),
-                " ".join(shapes),
+                printed,
+                dtypes,
+                shapes,
                 module,
                 Phase(phase),
                 site,
@@ -294,6 +291,15 @@ context_key = native.context_key or _python_key
 """Operator, device, origin, and of the arguments shapes, dtypes and what chooses a kernel."""
 
 
+def printed_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, tuple[str, ...], str]:
+    """Inputs of a call as reports print them, their dtypes, and their shapes."""
+    dtypes: dict[str, None] = {}
+    shapes: list[str] = []
+    printed = [_printed(a, dtypes, shapes) for a in args]
+    printed += [f"{name}={_printed(a, dtypes, shapes)}" for name, a in kwargs.items()]
+    return ", ".join(printed), tuple(dtypes), " ".join(shapes)
+
+
 def _printed(a: Any, dtypes: dict[str, None], shapes: list[str]) -> str:
     if isinstance(a, torch.Tensor):
         dtypes[dtype_name(a.dtype)] = None
@@ -309,43 +315,3 @@ def _printed(a: Any, dtypes: dict[str, None], shapes: list[str]) -> str:
     if isinstance(a, torch.Generator):
         return "Generator"
     return str(a) if not isinstance(a, str) else repr(a)
-
-
-class FailFastRecorder(Recorder):
-    """Looks at each verdict that is no match; a subclass, so that a run without ``fail_fast`` pays nothing.
-
-    Args:
-        data, attribution, capturing: As for `Recorder`.
-        fails: Whether a call fails the run: by status, operator, module, phase and cause.
-
-    Attributes:
-        end_program: Called once, with what was found.
-    """
-
-    def __init__(
-        self, data: DataFile, attribution: Attribution, capturing: Capturing | None, fails: Callable[..., bool]
-    ) -> None:
-        super().__init__(data, attribution, capturing)
-        self._fails = fails
-        self._origins: dict[int, tuple[str, str, str, str]] = {}
-        self.end_program: Callable[[str], None] | None = None
-
-    def _new_context(self, key: tuple[Any, ...], call: Call) -> int:
-        number = super()._new_context(key, call)
-        module, phase, site = call.origin
-        self._origins[number] = call.plan.name, module, str(phase), site
-        return number
-
-    def verdict(
-        self, context: int, verdict: Verdict, diffs: tuple[TensorDiff, ...] = (), *args: Any, **kwargs: Any
-    ) -> int:
-        """As in `Recorder`; then ask for the end of the program if it fails the run."""
-        seq = super().verdict(context, verdict, diffs, *args, **kwargs)
-        if self.end_program is None or verdict.cause is Cause.HARNESS:
-            return seq
-        op, module, phase, site = self._origins.get(context, ("", "", "", ""))
-        if self._fails(str(verdict.status), op, module, phase, str(verdict.cause or "")):
-            end, self.end_program = self.end_program, None
-            where = f" at {site}" if site else ""
-            end(f"stopped at the first finding that fails the run: {verdict.status} of {op}{where}")
-        return seq

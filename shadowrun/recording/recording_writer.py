@@ -220,10 +220,8 @@ def is_recording(path: Path) -> bool:
 
 
 def _split(samples: npt.NDArray[np.uint64], results: npt.NDArray[Any], widths: Sequence[int]) -> tuple[bytes, bytes]:
-    """Samples at the width of their dtypes, most of which are float32: their lower bytes, and the top byte of each.
-
-    Top bytes have the sign and most of the exponent, and take a third when they are compressed. The rest is random.
-    """
+    """Samples at the width of their dtypes, most of which are float32: their lower bytes, and the top byte of each."""
+    # Top bytes have the sign and most of the exponent, and take a third when they are compressed. The rest is random.
     check_range(results["form"], 0, len(widths), "a form")
     if core is not None:
         each = np.array(widths, np.uint8)[results["form"]]

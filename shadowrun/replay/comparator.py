@@ -92,6 +92,7 @@ class Comparator:
         effects: Decides which calls are looked at for what they do to memory.
         watched: Numbers of the plans that no shortcut may pass by: suspects, and those due for such a look.
         slow_ratio: From which on an operator may be called slow.
+        mismatched: Called with the operator and the accumulated relative error of each mismatch; None for nothing.
     """
 
     def __init__(
@@ -119,12 +120,20 @@ class Comparator:
         self.watched: set[int] = set()
         self._previous: dict[int, tuple[Value, ...]] = {}
         self.slow_ratio = config.slow_ratio
+        self.mismatched: Callable[[str, float], None] | None = None
+        self._holds = bool(config.stop_on)
+        self._held: tuple[tuple[str, ...], list[Value], list[Value]] | None = None
         self._slow: Counter[int] = Counter()
 
     @property
     def sampled(self) -> bool:
         """Whether a call was judged by slices."""
         return self._own_judge.sampled
+
+    def take_held(self) -> tuple[tuple[str, ...], list[Value], list[Value]] | None:
+        """Names and results of the last call that differed, target and reference; once, and only with ``stop_on``."""
+        held, self._held = self._held, None
+        return held
 
     def every_second(self) -> None:
         """Have the next call of another operator looked at, about once a second."""
@@ -276,6 +285,8 @@ class Comparator:
         laid = () if stand_in else offsets(actual.args, actual.kwargs)
         names = expected.names(plan)[: len(a)]
         case = self._case(plan, pristine, (a, e, names), rng, previous, laid, shared=shared)
+        if self._holds:
+            self._held = names, a, e
         unequal = _Unequal(call, plan, times, drift, looked, actual.fallback, shared=shared)
         postponed = self._postponed
         # Generator states and drift chains belong to this moment: such a call cannot be judged later.
@@ -296,6 +307,8 @@ class Comparator:
         """Record a call whose results differ, once it is judged."""
         plan, looked = unequal.plan, unequal.looked
         if verdict.status is Status.MISMATCH:
+            if self.mismatched is not None and not plan.unstable:
+                self.mismatched(unequal.call.plan.name, unequal.drift[1])
             # Each suspect keeps results of up to 8 MiB: the number of suspects bounds that memory.
             if len(self.suspects) < _MAX_REMEMBERED:
                 self.suspects.add(plan.index)

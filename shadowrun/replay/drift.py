@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from shadowrun.operators.case import Value
     from shadowrun.replay.call import Call, CallRun
     from shadowrun.replay.executor import Executor
+    from shadowrun.replay.repair_trials import RepairTrials
 
-__all__ = ["Drift", "DriftChain", "RngState"]
+__all__ = ["Drift", "DriftChain", "RngState", "drift_error"]
 
 RngState = tuple[torch.Generator, torch.Tensor]
 """A generator, and the state that a call began with."""
@@ -62,7 +63,12 @@ class Drift:
     Args:
         target, ref: Run the chains.
         max_bytes: See `DriftChain`; for each.
+
+    Attributes:
+        trials: Measures what the loss would be with an operator repaired; None if that is not wanted.
     """
+
+    trials: RepairTrials | None = None
 
     def __init__(self, target: Executor, ref: Executor, max_bytes: int) -> None:
         self._of_target = DriftChain(target, max_bytes)
@@ -72,15 +78,19 @@ class Drift:
         """Forget all: what the program did between two blocks was not seen."""
         self._of_target.clear()
         self._of_ref.clear()
+        if self.trials is not None:
+            self.trials.clear()
 
-    def before(self, call: Call) -> None:
+    def take_inputs(self, call: Call) -> None:
         """Lay the inputs of a call over the twins, before the program's own run may change them."""
+        if self.trials is not None:
+            self.trials.before(call)
         role = call.role
         # A value that the program read back from the target continues in the reference's chain.
         on_target = role.on_target or (role.on_ref and self._of_ref.knows(call))
         for chain, follows in ((self._of_target, not on_target), (self._of_ref, on_target or not role.on_ref)):
             if follows:
-                chain.before(call)
+                chain.take_inputs(call)
             else:
                 # The pending inputs of an earlier call that raised would be taken for this one's.
                 chain.leave_out()
@@ -97,6 +107,8 @@ class Drift:
             Greatest absolute difference of any result of the target's from the reference's, and its RMSE relative to
             the RMS of the reference (the greatest over the results); -1 where the chain could not follow.
         """
+        if self.trials is not None:
+            self.trials.after(plan, own, rng)
         found: list[list[Value] | None] = []
         for chain in (self._of_target, self._of_ref):
             if chain.follows:
@@ -110,12 +122,20 @@ class Drift:
         drift = (0.0, 0.0)
         for a, e in zip(actual, expected, strict=True):
             # The greatest over all results: the mean of a large and a small result would hide the small one.
-            error = _error(to_cpu(a), to_cpu(e))
+            error = drift_error(to_cpu(a), to_cpu(e))
             drift = (max(drift[0], error[0]), max(drift[1], error[1]))
         return drift
 
-    def reseed(self, plan: OpPlan, own: CallRun) -> None:
-        """Forget the twins of a call's results: they are made anew from the user's values."""
+    def reseed(self, plan: OpPlan, own: CallRun, *, answered: bool = False) -> None:
+        """Forget the twins of a call's results: they are made anew from the user's values.
+
+        Args:
+            plan: The operator.
+            own: The program's own run.
+            answered: The target lacks the operator, and the program got the reference's result.
+        """
+        if self.trials is not None:
+            self.trials.reseed(plan, own, answered=answered)
         self._of_target.reseed(plan, own)
         self._of_ref.reseed(plan, own)
 
@@ -150,11 +170,15 @@ class DriftChain:
 
     def knows(self, call: Call) -> bool:
         """Whether an input has a twin here."""
+        return self.has(call.tensors)
+
+    def has(self, value: Any) -> bool:
+        """Whether a tensor in a value has a twin here."""
         if not self._twins:
             return False
         try:
             # By storage, not by tensor: autograd unpacks a saved output as another tensor on the same storage.
-            return any(torchapi.storage_key(t) in self._twins for t in tensors_in(call.tensors))
+            return any(torchapi.storage_key(t) in self._twins for t in tensors_in((value,)))
         except (RuntimeError, NotImplementedError, TypeError):
             return False
 
@@ -162,7 +186,7 @@ class DriftChain:
         """The call runs elsewhere."""
         self._pending.call = None
 
-    def before(self, call: Call) -> None:
+    def take_inputs(self, call: Call) -> None:
         """Lay the inputs of a call over the twins."""
         try:
             self._pending.call = (
@@ -171,6 +195,11 @@ class DriftChain:
             )
         except (RuntimeError, NotImplementedError, TypeError):  # layouts without a storage: not followed
             self._pending.call = _UNFOLLOWED
+
+    def take_laid(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inputs that `before` laid out, once; empty for a call that is not followed."""
+        call, self._pending.call = self._pending.call, None
+        return ((), {}) if call is None or call is _UNFOLLOWED else call
 
     def after(self, plan: OpPlan, own: CallRun, rng: RngState | None) -> list[Value] | None:
         """Run the call here; its results, as `Ran.values` has them, or None where the chain could not follow."""
@@ -193,12 +222,14 @@ class DriftChain:
         written = {id(t) for t in tensors_in([argument(a, own.args, own.kwargs) for a in plan.mutated])}
         for value, twin in zip(of_program, of_chain, strict=True):
             if isinstance(value, torch.Tensor) and isinstance(twin, torch.Tensor) and id(value) not in written:
-                self._adopt(value, twin)
+                self.adopt(value, twin)
         return of_chain
 
-    def _run(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Value]:
-        """Run a call on twins, which get what it writes."""
-        executor = self._executor
+    def _run(
+        self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], executor: Executor | None = None
+    ) -> list[Value]:
+        """Run a call on twins, which get what it writes; `executor` stands for the chain's own."""
+        executor = executor or self._executor
         if executor.device.type == self._device.type:
             ran: CallRun = executor.run(plan, args, kwargs)
             return ran.values(plan)
@@ -246,7 +277,7 @@ class DriftChain:
         raw = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
         return self._keep(value, raw.to(self._device, copy=True))
 
-    def _adopt(self, value: torch.Tensor, result: torch.Tensor) -> None:
+    def adopt(self, value: torch.Tensor, result: torch.Tensor) -> None:
         """Make the chain's own result the twin of the program's."""
         if value.shape != result.shape or value.layout is not torch.strided:
             return
@@ -298,7 +329,8 @@ class DriftChain:
         return kwargs
 
 
-def _error(actual: Any, expected: Any) -> tuple[float, float]:
+def drift_error(actual: Any, expected: Any) -> tuple[float, float]:
+    """Greatest absolute difference, and the RMS of the differences by that of the expected values."""
     try:
         if bits_equal(actual, expected):
             return 0.0, 0.0

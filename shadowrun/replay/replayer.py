@@ -15,19 +15,12 @@ from shadowrun.intercept.patches import GraphCaptures, SubclassConstructor
 from shadowrun.intercept.plan import OpKind
 from shadowrun.intercept.torchapi import with_isolated_warnings
 from shadowrun.intercept.user_call import own_call
-from shadowrun.replay.async_path import AsyncPath, choose_async
-from shadowrun.replay.call import OVER_BUDGET, Call, CallRun, Roles, Treatment, TreatmentPolicy
-from shadowrun.replay.comparator import Comparator
-from shadowrun.replay.context import Path, ReplayContext
-from shadowrun.replay.cross_device import CrossDevicePath
-from shadowrun.replay.drift import Drift
-from shadowrun.replay.executor import Executor, WarningFilter
+from shadowrun.replay.call import OVER_BUDGET, Call, CallRun, Treatment, TreatmentPolicy
+from shadowrun.replay.executor import WarningFilter
 from shadowrun.replay.native_handler import NativeHandler
-from shadowrun.replay.passing import Passing
-from shadowrun.replay.pipeline import OrderedSink, Pipeline
+from shadowrun.replay.pass_through import PassThrough
+from shadowrun.replay.paths import Paths
 from shadowrun.replay.postponed import PostponedCalls
-from shadowrun.replay.same_device import SameDevicePath
-from shadowrun.replay.two_settings import TwoSettingsPath
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +28,7 @@ if TYPE_CHECKING:
     from shadowrun.config import Config
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.platforms.device import Platform
-    from shadowrun.replay.context import RecordSink, RunSink
+    from shadowrun.replay.context import RunSink
     from shadowrun.schedule.budget import Budget
     from shadowrun.schedule.selection import Selection
 
@@ -44,8 +37,6 @@ __all__ = ["CallLock", "Replayer"]
 _clock = time.perf_counter_ns
 # A call that waits for this thread would hold the lock for ever: after this time the thread runs without it.
 _PATIENCE_S = 10.0
-# Each pending job holds copies; a longer queue takes memory and does not make the comparing thread faster.
-_MAX_PENDING = 64
 _WAITED = "another thread's call took too long"
 _COUNT, _RECORD, _RUN, _SAME_DEVICE = Treatment.COUNT, Treatment.RECORD, Treatment.RUN, Treatment.SAME_DEVICE
 
@@ -84,107 +75,6 @@ class CallLock:
             raise self._interrupt
 
 
-class _Paths:
-    """The paths of a comparison, and what is done to all of them.
-
-    Attributes:
-        context: What they share.
-        same_device: The path of a device that both platforms share; the C handler is a part of it.
-        roles: What devices mean, with the treatment of their calls.
-        by_treatment: The path of each treatment that compares.
-    """
-
-    def __init__(
-        self, config: Config, target: Platform, ref: Platform, recorder: RecordSink, postponed: PostponedCalls | None
-    ) -> None:
-        chosen = choose_async(config, target, ref) if config.asynchronous is not False else None
-        copying = None if isinstance(chosen, str) else chosen
-        self._pipeline = Pipeline(_MAX_PENDING) if copying is not None else None
-        # The calling thread records too (views, fallbacks): without the queue its records would come first.
-        sink = recorder if self._pipeline is None else OrderedSink(recorder, self._pipeline)
-        executors = Executor(target), Executor(ref)
-        # Twins run on executors that detect no fallbacks: the target's detector is for the program's calls.
-        drift = Drift(Executor(target), Executor(ref), config.max_bytes) if config.drift else None
-        comparator = Comparator(config, *executors, sink, postponed=postponed)
-        self.context = context = ReplayContext(config, *executors, sink, comparator, drift)
-        self.same_device = SameDevicePath(context)
-        self._comparators = [context.comparator]
-        cross_device = CrossDevicePath(context)
-        self.by_treatment: dict[Treatment, Path] = {
-            Treatment.SAME_DEVICE: self.same_device,
-            Treatment.CROSS_DEVICE: cross_device,
-        }
-        self._two_settings = self._asynchronous = None
-        if target.same_device(ref) and target.device.type != "cpu" and drift is None:
-            self._two_settings = self.by_treatment[Treatment.TWO_SETTINGS] = TwoSettingsPath(context)
-        if copying is not None and self._pipeline is not None:
-            # The comparing thread gets the plain sink: through the ordered one it would wait for itself.
-            path = AsyncPath(context, cross_device, recorder, self._pipeline, copying)
-            self._asynchronous = self.by_treatment[Treatment.ASYNC] = path
-            self._comparators.append(path.comparator)
-        self.roles = Roles(
-            target,
-            ref,
-            shared=Treatment.SAME_DEVICE if self._two_settings is None else Treatment.TWO_SETTINGS,
-            apart=Treatment.CROSS_DEVICE if self._asynchronous is None else Treatment.ASYNC,
-        )
-
-    @property
-    def asynchronous(self) -> bool:
-        """Whether calls are compared on another thread."""
-        return self._asynchronous is not None
-
-    @property
-    def async_compare_ns(self) -> int:
-        """Processor time of that thread, in nanoseconds."""
-        return 0 if self._pipeline is None else self._pipeline.work_ns
-
-    @property
-    def sampled(self) -> bool:
-        """Whether a call was too large to be judged as a whole."""
-        return any(comparator.sampled for comparator in self._comparators)
-
-    def every_second(self) -> None:
-        """Check another operator for effects on memory."""
-        for comparator in self._comparators:
-            comparator.every_second()
-
-    def check_memory(self, *, always: bool) -> None:
-        """Check each call for effects on memory, and not the first of each kind only."""
-        for comparator in self._comparators:
-            # The asynchronous path has a comparator of its own, so there may be two.
-            comparator.effects.always = always
-
-    def forget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A call that is not compared may write to any of these tensors."""
-        if self._asynchronous is not None:
-            self._asynchronous.forget(args, kwargs)
-
-    def settle(self) -> None:
-        """Have all calls recorded that wait to be compared."""
-        if self._pipeline is not None:
-            self._pipeline.drain()
-        if self._two_settings is not None:
-            self._two_settings.flush()
-
-    def free_copies(self) -> None:
-        """Free the copies of the device's tensors."""
-        if self._asynchronous is not None:
-            self._asynchronous.stop()
-
-    def stop(self) -> None:
-        """Settle, and free what is kept between calls."""
-        self.same_device.fast.buffers.clear()
-        if self._pipeline is not None:
-            self._pipeline.close()
-        self.free_copies()
-
-    def forked(self) -> None:
-        """In a forked child: the other thread does not exist."""
-        if self._pipeline is not None:
-            self._pipeline.forked()
-
-
 class Replayer:
     """Runs each call for the user and once more elsewhere, compares, and records one verdict.
 
@@ -196,6 +86,7 @@ class Replayer:
         plans: Plans by the id of their operator.
         native_handler: The C handler; None without the part in C.
         policy: Decides what is done with each call.
+        take_held: See `Comparator.take_held`.
     """
 
     run_distributed: None = None
@@ -210,8 +101,8 @@ class Replayer:
         budget: Budget | None = None,
     ) -> None:
         self._postponed = None if budget is None else PostponedCalls(lambda: budget.postpones, budget.fill_step)
-        self._paths = paths = _Paths(config, target, ref, recorder, self._postponed)
-        self._context = paths.context
+        self._paths = paths = Paths(config, target, ref, recorder, self._postponed)
+        self._context, self.take_held = paths.context, paths.context.comparator.take_held
         self._by_treatment, self._same_device = paths.by_treatment, paths.same_device
         self._roles = paths.roles
         self._recorder = recorder
@@ -221,12 +112,12 @@ class Replayer:
         self.policy = TreatmentPolicy(recorder, selection, replays=config.replay, budget=budget)
         recorder.every_second = paths.every_second
         attribution, comparator, cpu = recorder.attribution, paths.context.comparator, paths.roles.cpu
-        self._passing = None
+        self._pass_through = None
         # Where the program's own run is the target's, even a call that is not compared is checked.
         if budget is not None and (cpu.shared or not cpu.on_target):
-            self._passing = Passing(budget, selection, lambda: self._handler.own_ns, lambda: self.lock)
-        path, passing = paths.same_device, self._passing
-        self._handler = NativeHandler(recorder, selection, attribution, comparator, path, cpu, passing)
+            self._pass_through = PassThrough(budget, selection, lambda: self._handler.own_ns, lambda: self.lock)
+        path, pass_through = paths.same_device, self._pass_through
+        self._handler = NativeHandler(recorder, selection, attribution, comparator, path, cpu, pass_through)
         self.native_handler = self._handler.handler
         self._warnings = WarningFilter()
         # Torch cannot construct a tensor subclass by its old constructor under a dispatch mode.
@@ -260,8 +151,8 @@ class Replayer:
         # Only copies in flight are in the way of a capture.
         if self._paths.asynchronous:
             self._graph_captures.start()
-        roles, cpu = self._roles, self._roles.cpu
-        if self._passing is not None:
+        roles, cpu, config = self._roles, self._roles.cpu, self._context.config
+        if self._pass_through is not None:
             self._handler.pass_on()
             # Not in the first step, which should not take much longer than the others.
             for func in torch_operators.common_operators(ShadowMode):
@@ -270,8 +161,8 @@ class Replayer:
             return
         if not self._replays:
             self._handler.record()
-        # Chains and a budget need each call in Python.
-        elif self._drift is None and self._budget is None and cpu.shared and (cpu.on_target or cpu.on_ref):
+        # Chains, a budget, and an exception at the very call need each call in Python.
+        elif not (self._drift or self._budget or config.stop_on) and cpu.shared and (cpu.on_target or cpu.on_ref):
             replaying = self._context.ref if cpu.on_target else self._context.target
             # The C handler sets no platform settings: a replay under other settings goes through Python.
             if replaying.plain:
@@ -317,8 +208,8 @@ class Replayer:
 
     def charge_passed(self) -> None:
         """Count the time of calls that were passed on, before the budget is asked about a step."""
-        if self._passing is not None:
-            self._passing.charge()
+        if self._pass_through is not None:
+            self._pass_through.charge()
 
     @property
     def has_postponed(self) -> bool:
@@ -350,6 +241,10 @@ class Replayer:
     def async_compare_ns(self) -> int:
         """Processor time of the thread that compares asynchronously, in nanoseconds; no part of `own_ns`."""
         return self._paths.async_compare_ns
+
+    def repairs(self) -> dict[str, Any]:
+        """What was measured by `RepairTrials`; nothing without ``drift``."""
+        return {} if self._drift is None or self._drift.trials is None else self._drift.trials.found()
 
     @property
     def sampled(self) -> bool:
@@ -441,9 +336,9 @@ class Replayer:
     def _observe_within(self, budget: Budget, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As `_observe`, of what the overhead budget allows."""
         entered = _clock()
-        own_ns, passing = self._own_ns, self._passing
+        own_ns, pass_through = self._own_ns, self._pass_through
         # Asked before the call: what this call costs is known only when it is over.
-        exhausted = budget.exhausted(entered) if passing is None else passing.exhausted(entered)
+        exhausted = budget.exhausted(entered) if pass_through is None else pass_through.exhausted(entered)
         try:
             return self._observe(plan, args, kwargs, OVER_BUDGET if exhausted else "")
         finally:

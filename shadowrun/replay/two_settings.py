@@ -100,6 +100,8 @@ class TwoSettingsPath:
         self._max_bytes = context.config.max_bytes
         self._pending: list[_Pending] = []
         self._held_bytes = 0
+        # An exception at the very call needs its flag at once.
+        self._max_pending = 1 if context.config.stop_on else _MAX_PENDING
 
     def observe(self, call: Call) -> CallRun:
         """Run a call for the program, again on the other platform, and leave a flag."""
@@ -220,7 +222,7 @@ class TwoSettingsPath:
         copies = tensors_in((*pristine[0], *pristine[1].values(), *actual_values, *expected_values))
         self._held_bytes += sum(t.nbytes for t in copies if t.layout is torch.strided)
         self._pending.append(_Pending(call, pristine, actual, expected, flags, random))
-        if len(self._pending) >= _MAX_PENDING or self._held_bytes > min(self._max_bytes, _MAX_BYTES):
+        if len(self._pending) >= self._max_pending or self._held_bytes > min(self._max_bytes, _MAX_BYTES):
             self.flush()
 
     def _record(self, pending: _Pending, *, different: bool) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 from typing import TYPE_CHECKING
 
+from shadowrun.analysis import ApiCoverage, Coverage
 from shadowrun.report.bars import stacked_bars
 from shadowrun.report.descriptions import few
 from shadowrun.report.document import (
     TONES,
     Block,
+    Cell,
     Column,
     Document,
     Fact,
@@ -19,14 +22,14 @@ from shadowrun.report.document import (
     Records,
     Section,
     Table,
+    status_span,
 )
 from shadowrun.report.sanitize import sanitize
 
 if TYPE_CHECKING:
-    from shadowrun.analysis import ApiCoverage, Coverage
     from shadowrun.types import RunInfo
 
-__all__ = ["api_document", "coverage_document"]
+__all__ = ["api_document", "coverage_document", "notebook_api_coverage", "notebook_coverage"]
 
 FORMAT = 1
 """Version of the JSON's form."""
@@ -34,6 +37,10 @@ MAX_NAMES = 4
 # More than a run has operators: this report is the list of all of them.
 _LIMITS = Limits(500, 500, 500)
 _CALLS = Column("calls", "number")
+_FUNCTION_COLUMNS = (
+    Column("function", "name"), Column("coverage"), _CALLS, Column("supported", "number"),
+    Column("mismatched", "number", 1), Column("lacks"),
+)  # fmt: skip
 
 
 def coverage_document(coverage: Coverage, info: RunInfo) -> Document:
@@ -79,20 +86,8 @@ def api_document(coverage: ApiCoverage, info: RunInfo) -> Document:
         if grade != "unverified" or coverage.n_by_grade[grade]
     ]
     facts.append(Fact("not counted", f"{coverage.n_other_calls:,} calls that no function of torch made"))
-    rows = tuple(
-        (f.function, f.grade, f"{f.n_calls:,}", f"{f.n_supported_calls:,}", f"{f.n_mismatched_calls:,}", few(f.lacking))
-        for f in shown.functions
-    )
-    columns = (
-        Column("function", "name"),
-        Column("coverage"),
-        _CALLS,
-        Column("supported", "number"),
-        Column("mismatched", "number", 1),
-        Column("lacks"),
-    )
     lead = f"Functions and modules of torch that the program called, on {info.target}."
-    table = Table(columns, rows, noun="functions: -f json has all", limits=_LIMITS)
+    table = Table(_FUNCTION_COLUMNS, _functions(shown), noun="functions: -f json has all", limits=_LIMITS)
     data = {
         "format": FORMAT,
         "target": info.target,
@@ -105,6 +100,56 @@ def api_document(coverage: ApiCoverage, info: RunInfo) -> Document:
     records = Records(names, tuple(tuple(", ".join(v) if isinstance(v, tuple) else v for v in row) for row in values))
     blocks: tuple[Block, ...] = (Note(lead), Facts(tuple(facts)), Section("Functions", (table,), count=n))
     return Document(f"functions: {info.target} against {info.ref}", blocks, data, records)
+
+
+def _functions(coverage: ApiCoverage) -> tuple[tuple[Cell, ...], ...]:
+    return tuple(
+        (f.function, f.grade, f"{f.n_calls:,}", f"{f.n_supported_calls:,}", f"{f.n_mismatched_calls:,}", few(f.lacking))
+        for f in coverage.functions
+    )
+
+
+class _NotebookCoverage(Coverage):
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        shown = sanitize(self)
+        rows = tuple(
+            (o.op, (status_span(o.state),), f"{o.n_calls:,}", f"{o.n_supported_calls:,}", few(o.missing_kernels))
+            for o in shown.operators
+        )
+        columns = (
+            Column("operator", "name"), Column("state"), _CALLS, Column("supported", "number"),
+            Column("missing kernels"),
+        )  # fmt: skip
+        n = self.n_by_state["supported"]
+        operators = f"{_share(n, self.n_operators, self.percent_operators)} operators"
+        calls = f"{_share(self.n_supported_calls, self.n_calls, self.percent_calls)} calls"
+        return _html(f"The program {self.verdict}; {operators}, {calls} run on the target.", columns, rows)
+
+
+class _NotebookApiCoverage(ApiCoverage):
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        grades = ", ".join(f"{n:,} {grade}" for grade, n in self.n_by_grade.items() if n)
+        return _html(f"{len(self.functions):,} functions: {grades}", _FUNCTION_COLUMNS, _functions(sanitize(self)))
+
+
+def notebook_coverage(coverage: Coverage) -> Coverage:
+    """The same with a table for notebooks."""
+    return _NotebookCoverage(*(getattr(coverage, field.name) for field in dataclasses.fields(coverage)))
+
+
+def notebook_api_coverage(coverage: ApiCoverage) -> ApiCoverage:
+    """The same with a table for notebooks."""
+    return _NotebookApiCoverage(*(getattr(coverage, field.name) for field in dataclasses.fields(coverage)))
+
+
+def _html(text: str, columns: tuple[Column, ...], rows: tuple[tuple[Cell, ...], ...]) -> str:
+    from shadowrun.report.html import table_html  # imports jinja2
+
+    return f"<p>{html.escape(text)}</p>{table_html(Table(columns, rows))}"
 
 
 def _operators(coverage: Coverage, state: str) -> Section:

@@ -14,15 +14,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shadowrun.analysis import Charts, Finding, Place
-    from shadowrun.analysis.effects import Effects, StepEnd
+    from shadowrun.analysis.drift_effects import Effects, Repair, StepEnd
 
-__all__ = ["author_facts", "effect_of", "effects_section"]
+__all__ = ["author_facts", "effect_of", "effects_section", "repair_blocks"]
 
 MAX_CELL = 160
 MAX_ROWS = 1000
-_NOT_MEASURED = (
-    "What share of the error would be gone with one operator repaired was not measured: that takes one more run for "
-    "each finding, with this operator's calls on the reference."
+_REPAIR_LEAD = (
+    "The deviation of the loss within one step, and what it is with each call of one operator before it on the "
+    "reference: measured by replay, from the program's values at the start of the step."
+)
+_NO_REPAIRS = (
+    "What share of the loss's error is one operator's was not measured: a run with --drift does it from its second "
+    "step on, in a step for each operator."
 )
 
 
@@ -41,8 +45,46 @@ def author_facts(finding: Finding) -> tuple[Facts, ...]:
     return (Facts((Fact("in the model", clip(advice[0])), Fact("in the kernel", clip(advice[1])))),)
 
 
+def repair_blocks(repairs: Mapping[str, Repair]) -> tuple[Block, ...]:
+    """What the loss would be with one operator right; nothing where that was not measured."""
+    if not repairs:
+        return ()
+    ranked = sorted(repairs.values(), key=lambda repair: -(repair.share if repair.share is not None else -math.inf))
+    rows = tuple(
+        (
+            clip(repair.op, MAX_CELL),
+            float_text(repair.error) if repair.n_steps else "-",
+            float_text(repair.without) if repair.n_steps else "-",
+            share_text(repair),
+            f"{repair.n_steps:,}",
+        )
+        for repair in ranked
+    )
+    columns = (
+        Column("operator", "name"), Column("loss differs by", "number"), Column("with it right", "number"),
+        Column("gone"), Column("steps measured", "number"),
+    )  # fmt: skip
+    return Note(_REPAIR_LEAD, "dim"), Table(columns, rows)
+
+
+def share_text(repair: Repair | None) -> str:
+    """The share of the loss's error that is gone with an operator right, or why it is not known."""
+    if repair is None:
+        return "not measured"
+    if not repair.n_steps:
+        return clip(f"not measured: the chain ends at {repair.lost}", MAX_CELL)
+    if not repair.n_calls:
+        return "no call before the loss"
+    if repair.share is None:
+        return "the loss is equal" if repair.error == 0 else "not finite"
+    return f"{100 * repair.share:.0f} %" if repair.share >= 0 else f"none: it grows by {-100 * repair.share:.0f} %"
+
+
 def effects_section(
-    findings: Sequence[Finding], places: Mapping[int, tuple[Place, ...]], charts: Charts
+    findings: Sequence[Finding],
+    places: Mapping[int, tuple[Place, ...]],
+    charts: Charts,
+    repairs: Mapping[str, Repair],
 ) -> tuple[Section, ...]:
     """The section; nothing for a run without mismatches."""
     wrong = [finding for finding in findings if finding.kind == "mismatch"]
@@ -56,8 +98,9 @@ def effects_section(
         ranked = [(finding, (-1.0, -1.0)) for finding in wrong]
     else:
         ranked = [(finding, effect_of(places.get(finding.number, ()), effects)) for finding in wrong]
-        ranked.sort(key=lambda pair: (-pair[1][0], -_size(pair[1][1])))
-    blocks += [_table(ranked, has_effects=effects is not None), Note(_NOT_MEASURED, "dim")]
+        ranked.sort(key=lambda pair: (-_share(repairs, pair[0]), -pair[1][0], -_size(pair[1][1])))
+    blocks += [_table(ranked, repairs, has_effects=effects is not None)]
+    blocks += repair_blocks(repairs) or (Note(_NO_REPAIRS, "dim"),)
     lead = "Mismatches by their effect on the model, the greatest first; each finding has what you can do about it."
     return (Section("Why does my loss differ?", tuple(blocks), lead, anchor="effects"),)
 
@@ -85,12 +128,21 @@ def _ends(charts: Charts, ends: Sequence[StepEnd]) -> Iterator[Block]:
         yield Table(columns, tuple(rows))
 
 
-def _table(ranked: Sequence[tuple[Finding, tuple[float, float]]], *, has_effects: bool) -> Table:
+def _share(repairs: Mapping[str, Repair], finding: Finding) -> float:
+    """For the order; what was not measured is between gain and loss."""
+    repair = repairs.get(finding.op)
+    return 0.0 if repair is None or repair.share is None else repair.share
+
+
+def _table(
+    ranked: Sequence[tuple[Finding, tuple[float, float]]], repairs: Mapping[str, Repair], *, has_effects: bool
+) -> Table:
     rows = []
     for finding, (rise, reach) in ranked[:MAX_ROWS]:
         advice = for_authors(finding.cause, op=finding.op)
         worst = finding.worst
-        figures = (_figure(rise), _figure(reach)) if has_effects else ()
+        shares = (share_text(repairs.get(finding.op)),) if repairs else ()
+        figures = (*shares, _figure(rise), _figure(reach)) if has_effects else ()
         rows.append(
             (
                 (Span(str(finding.number), link=f"finding-{finding.number}"),),
@@ -103,6 +155,7 @@ def _table(ranked: Sequence[tuple[Finding, tuple[float, float]]], *, has_effects
             )
         )
     effect = (Column("error rises by", "number"), Column("error reached", "number")) if has_effects else ()
+    effect = (Column("gone"), *effect) if has_effects and repairs else effect
     columns = (
         Column("nr", "number"), Column("operator", "name"), *effect, Column("isolated error", "number"),
         Column("excess", "number"), Column("why"), Column("in the model"),

@@ -6,6 +6,7 @@ import functools
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from shadowrun.analysis.drift_effects import read_repairs
 from shadowrun.report.descriptions import float_text, short_site
 from shadowrun.report.document import Block, Column, Figure, Later, Limits, Note, Span, Table
 from shadowrun.report.effects_report import author_facts, effects_section
@@ -52,7 +53,9 @@ class FindingDetails:
 
     def effects(self, findings: Sequence[Finding]) -> Later:
         """The section on why the loss differs."""
-        return Later(lambda: effects_section(findings, self._places, self.charts))
+        return Later(
+            lambda: effects_section(findings, self._places, self.charts, sanitize(read_repairs(self._run.info)))
+        )
 
     def _histogram(self, places: tuple[Place, ...]) -> tuple[Figure, ...]:
         excess: Counter[int] = Counter()

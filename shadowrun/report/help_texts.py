@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from shadowrun.report.help_of_studies import HELP_OF_STUDIES
+
 __all__ = ["HELP"]
 
 HELP = {
+    **HELP_OF_STUDIES,
     # Calls and operators
     "operator": "The operator as torch.library names it: namespace, name and overload, such as aten::add.Tensor.",
     "calls": "How often the operator was called while shadowrun recorded; views and other skipped calls are not in it.",
@@ -13,6 +16,7 @@ HELP = {
     "unsupported: the target has no kernel. fallback: the CPU computed it. error: the target raised and the reference "
     "did not. unverified: it could not be decided.",
     "status": "The verdict on the calls: match, mismatch, unsupported, fallback, error, unverified or skipped.",
+    "kind": "The kind of the finding: unsupported, error, mismatch, fallback or slow.",
     "finding": "The kind of the finding: unsupported, error, mismatch, fallback or slow.",
     "nr": "The number of the finding: `--finding` of the commands takes it.",
     "line": "The line of your program that made the call; in backward, the line of the forward call.",
@@ -44,6 +48,12 @@ HELP = {
     "error rises by": "By how much the accumulated relative error rises at these calls, in a step on average: above "
     "all calls before them in the same step and phase. What a call only hands on is no rise. It is measured along the "
     "order of the calls, not along the data, so that it is a hint.",
+    "gone": "The share of the loss's error within one step that is gone if each call of this operator before the loss "
+    "runs on the reference, in a chain of the target's results. Shares do not add up: two errors may cancel.",
+    "loss differs by": "The difference between the loss of the target's chain and the reference's within one step, "
+    "from the same values at its start; an average over the steps measured.",
+    "with it right": "The same difference with each call of this operator before the loss on the reference.",
+    "steps measured": "Steps in which this operator was on the reference in a chain of its own, three at most.",
     "error reached": "The greatest accumulated relative error of a result of these calls.",
     "loss, relative": "The accumulated error of the last result before backward: root mean square of the differences, "
     "divided by that of the reference.",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shadowrun import sim
 from shadowrun.errors import PlatformError, UsageError
 from shadowrun.platforms import parse, settings
-from shadowrun.platforms.backends import BACKENDS
+from shadowrun.platforms.backends import BACKENDS, backend_of
 from shadowrun.platforms.untrusted_specs import simulated_flaws, spec_of_user, trusted_spec
 from shadowrun.repro.quoting import Code, code, dotted_name
 
@@ -26,6 +26,7 @@ sim.enable({name}, flaws=[f for f in os.environ.get("SIM_FLAWS", {flaws}).split(
 _ENTRY = """\
 for entry in importlib.metadata.entry_points(group="shadowrun.platforms", name={name}):
     entry.load()()"""
+_OWN = "{}.{}({}).__enter__()"
 _SETTINGS = {
     "threads": "torch.set_num_threads({})",
     "mkldnn": "torch.backends.mkldnn.enabled = {}",
@@ -81,8 +82,11 @@ def platform_setup_of(spec: str, facts: dict[str, Any]) -> PlatformSetup:
             "keep: no script can be written for it.",
             slug="no-repro",
         )
+    own = {setting.name: setting for setting in backend_of(wanted.device_type).own_settings}
     unknown = [
-        key for key, value in wanted.settings if key not in _SETTINGS and not settings.environment(((key, value),))
+        key
+        for key, value in wanted.settings
+        if key not in (_SETTINGS | own) and not settings.environment(((key, value),))
     ]
     if unknown:
         raise UsageError(f"No script can make the setting {unknown[0]!r} of platform {spec!r}.", slug="no-repro")
@@ -93,12 +97,19 @@ def platform_setup_of(spec: str, facts: dict[str, Any]) -> PlatformSetup:
     if flaws is not None:
         modules, starting = ("os",), code(_SIMULATED, name=kind, flaws=",".join(flaws))
     # A plug-in without a row there registers itself by its entry point.
-    elif kind in BACKENDS:
-        package = BACKENDS[kind].package
-        starting = code("import {}", dotted_name(package)) if package else code(BACKENDS[kind].script_setup)
+    elif kind in BACKENDS or backend_of(kind).package:
+        package = backend_of(kind).package
+        starting = code("import {}", dotted_name(package)) if package else code(backend_of(kind).script_setup)
     else:
         modules, starting = ("importlib.metadata",), code(_ENTRY, name=kind)
-    lines = [code(_SETTINGS[key], value) for key, value in wanted.settings if key in _SETTINGS]
+    lines = [
+        code(_OWN, dotted_name(own[key].module), dotted_name(own[key].function), value)
+        if key in own
+        else code(_SETTINGS[key], value)
+        for key, value in wanted.settings
+        if key in own or key in _SETTINGS
+    ]
+    modules += tuple(dict.fromkeys(own[key].module for key, _ in wanted.settings if key in own))
     if dict(wanted.settings).get("flush_denormal"):
         lines.insert(0, code("torch.set_num_threads(1)  # the mode is one thread's"))
     variables = settings.environment(wanted.settings) if wanted.needs_process else {}

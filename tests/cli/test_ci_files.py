@@ -29,7 +29,13 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(("name", "schema"), [("github.yml", "github-workflows"), ("gitlab-ci.yml", "gitlab-ci")])
+@pytest.mark.parametrize(
+    ("name", "schema"),
+    [
+        *(("github.yml", "github-workflows"), ("gitlab-ci.yml", "gitlab-ci")),
+        *(("sweep-github.yml", "github-workflows"), ("sweep-gitlab-ci.yml", "gitlab-ci")),
+    ],
+)
 def test_workflows_are_valid_by_the_schema_of_the_service(name, schema):
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", str(WORKFLOWS / name)]
     if schema == "gitlab-ci":
@@ -73,6 +79,37 @@ def test_the_shell_lines_of_gitlab(folder):
     assert Path("main.shadowrun").exists()
     assert json.loads(Path("gl-code-quality-report.json").read_text("utf-8")) == []
     assert "<testcase" in Path("junit.xml").read_text("utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("service", ["github", "gitlab"])
+def test_the_shell_lines_of_a_sweep(folder, service):
+    """Two of six shards of a few operators, then the report of them, with all its files."""
+    if service == "github":
+        jobs = yaml.safe_load((WORKFLOWS / "sweep-github.yml").read_text("utf-8"))["jobs"]
+        sweep, report = (
+            next(step["run"] for step in jobs[job]["steps"] if step.get("name") == job) for job in ("sweep", "report")
+        )
+        variables = jobs["sweep"]["env"] | {"GITHUB_STEP_SUMMARY": str(folder / "summary")}
+        sweeps = [sweep.replace("${{ matrix.shard }}", str(number)) for number in (1, 3)]
+    else:
+        file = yaml.safe_load((WORKFLOWS / "sweep-gitlab-ci.yml").read_text("utf-8"))
+        (sweep,), (report,) = file["sweep"]["script"], file["report"]["script"]
+        variables = file["variables"] | {"CI_NODE_TOTAL": "6"}
+        sweeps = [f"CI_NODE_INDEX={number}\n{sweep}" for number in (1, 3)]
+    variables["SWEEP"] = "--parts forward --samples 1 --flaws missing-cumsum --ops cumsum,exp,sin,cos,tan,abs"
+    for script in sweeps:
+        done = run_shell(folder, script, **variables)
+        assert done.returncode == 0, done.stderr
+    done = run_shell(folder, report, **variables)
+    assert done.returncode == 1, done.stderr
+    # Tasks are in the order of the database.
+    cases = Path("junit.xml").read_text("utf-8")
+    assert cases.count("<testcase") == 2
+    assert 'name="abs [float32 forward]"' in cases
+    assert 'name="cumsum: unsupported operator (missing operator)"' in cases
+    names = ["coverage.html", "skips.py", "accuracy.csv", "badge.json" if service == "github" else "badge.svg"]
+    assert all(Path(name).stat().st_size > 30 for name in names)
 
 
 def test_the_hook_of_pre_commit(folder, capsys):

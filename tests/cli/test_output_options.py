@@ -28,7 +28,10 @@ NO_REPORT = {
 }
 """Commands without a report; -o of the first three names what they write."""
 REPORTS = sorted(set(cli.COMMANDS) - set(NO_REPORT))
-WITH_FINDINGS = ("run", "report", "export", "demo", "compile", "sweep", "diff")
+WITH_FINDINGS = (
+    *("run", "report", "export", "demo", "compile", "sweep", "diff"),
+    *("support", "slowdown", "determinism"),
+)
 """Commands whose reports CI services take, too; of a campaign, `report`."""
 
 
@@ -61,6 +64,14 @@ def test_the_actions_of_a_campaign_that_report_have_both_options():
         assert {"-o", "--output", "-f", "--format"} <= {
             o for a in actions.choices[name]._actions for o in a.option_strings
         }
+
+
+def test_every_command_and_action_imports_modules():
+    (commands,) = (a for a in cli.build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    parsers = dict(commands.choices)
+    (actions,) = (a for a in parsers.pop("campaign")._actions if isinstance(a, argparse._SubParsersAction))
+    for parser in (*parsers.values(), *actions.choices.values()):
+        assert "--import" in {option for action in parser._actions for option in action.option_strings}, parser.prog
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ def test_a_device_type_without_a_row_has_no_special_facts():
 def test_what_is_derived_from_the_rows():
     assert {"lazy", "xla"} == FUNCTIONALIZING
     assert {"CPU", "CUDA", "PrivateUse1", "Lazy", "XLA"} <= set(DISPATCH_KEYS)
-    assert len(unsupported._PATTERNS) > sum(len(row.missing_kernel) for row in BACKENDS.values())
+    assert len(unsupported._patterns()) > sum(len(row.missing_kernel) for row in BACKENDS.values())
 
 
 def test_the_message_on_unknown_settings_names_every_device_that_has_some():

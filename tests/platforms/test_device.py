@@ -93,6 +93,11 @@ def test_index_beyond_the_last():
     assert "there is 1 of them" in absent("cpu:1")
 
 
+def brought(monkeypatch, entry):
+    group = device_module.ENTRY_POINT_GROUP
+    monkeypatch.setattr(metadata, "entry_points", lambda **which: [entry] if which["group"] == group else [])
+
+
 def test_device_of_another_package(monkeypatch):
     started = []
 
@@ -102,7 +107,9 @@ def test_device_of_another_package(monkeypatch):
         def load(self):
             return lambda: started.append(self.name)
 
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [Entry()] if group else [])
+    monkeypatch.setattr(
+        metadata, "entry_points", lambda group: [Entry()] if group == device_module.ENTRY_POINT_GROUP else []
+    )
     assert "hip" in available()
     platform = resolve("hip")
     assert started == ["hip"]
@@ -116,7 +123,9 @@ def test_entry_point_that_starts_nothing(monkeypatch):
         def load(self):
             return lambda: None
 
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [Entry()] if group else [])
+    monkeypatch.setattr(
+        metadata, "entry_points", lambda group: [Entry()] if group == device_module.ENTRY_POINT_GROUP else []
+    )
     assert "torch still has no device of this name" in absent("nothere")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from shadowrun import report
 from shadowrun.analysis import for_authors
-from shadowrun.analysis.effects import DriftTrace
+from shadowrun.analysis.drift_effects import DriftTrace, read_repairs
 from shadowrun.run import Run
 from shadowrun.store import DataFile
 from shadowrun.types import Cause, Phase, RunInfo, Status, TensorDiff, TensorMeta, Verdict
@@ -50,8 +50,8 @@ def test_the_ends_are_those_of_the_first_the_worst_and_the_last_step():
     assert math.isnan(wild.reach[1, 0])
 
 
-def run_of(drifts, cause=Cause.REDUCED_PRECISION):
-    data = DataFile.create(None, RunInfo("npu", "cpu"))
+def run_of(drifts, cause=Cause.REDUCED_PRECISION, repairs=None):
+    data = DataFile.create(None, RunInfo("npu", "cpu", repairs=repairs or {}))
     verdict = data.verdict_id(Verdict(Status.MISMATCH, cause, "inputs rounded to bf16"))
     for seq, drift in enumerate(drifts):
         place = data.context_id(f"aten::op{seq}", "f32[4]", ("f32",), "[4]", "Net", F, "", "npu:0")
@@ -71,8 +71,31 @@ def test_findings_are_ranked_by_their_effect():
         text.index(f"<code>aten::op{n}</code>") for n in range(3)
     )
     assert "aten::op2, call 2" in text
-    assert "was not measured: that takes one more run" in text
+    assert "was not measured: a run with --drift does it from its second" in text
     assert "not recorded" not in text
+
+
+def test_the_share_of_one_operator_leads():
+    """It is a measurement; how much the error rises is a hint."""
+    repairs = {
+        "aten::op2": {"n_steps": 2, "n_calls": 4, "error": 4e-3, "without": 1e-3, "lost": ""},
+        "aten::op0": {"n_steps": 1, "n_calls": 1, "error": 1e-3, "without": 3e-3, "lost": ""},
+        "aten::op1": {"n_steps": 0, "n_calls": 0, "error": 0.0, "without": 0.0, "lost": "aten::bernoulli"},
+        "aten::op3": {"n_steps": 1, "n_calls": 0, "error": 1e-3, "without": 1e-3, "lost": ""},
+        "aten::hostile": {"n_steps": "1e999", "n_calls": [], "error": None},
+        "aten::odd": 3,
+    }
+    run = run_of([0.1, 0.7, 0.6], repairs=repairs)
+    text = section(run)
+    places = [text.index(f"<code>aten::op{n}</code>") for n in (2, 1, 0)]
+    assert places == sorted(places)
+    for shown in ("75 %", "none: it grows by 200 %", "not measured: the chain ends at aten::bernoulli"):
+        assert shown in text
+    plain = report.render(run, "txt")
+    assert "aten::op2 0.002" in " ".join(plain.split())
+    assert "no call before the loss" in plain
+    assert "hostile" not in text + plain
+    assert set(read_repairs(run.info)) == {"aten::op0", "aten::op1", "aten::op2", "aten::op3"}
 
 
 def test_without_the_accumulated_error_the_report_says_so():

@@ -11,6 +11,7 @@ from pyarrow import parquet
 import shadowrun
 from shadowrun import Status, sim
 from shadowrun.report.frames import Rows
+from shadowrun.run import Run
 
 
 @pytest.fixture(scope="module")
@@ -134,3 +135,11 @@ def test_wrong_files_are_refused(run, tmp_path):
         run.write_records(tmp_path / "calls.xlsx")
     with pytest.raises(shadowrun.UsageError, match="cannot be written"):
         run.write_records(tmp_path / "none" / "calls.csv")
+
+
+def test_coverage_is_a_table_in_a_notebook(sample):
+    run = Run(sample.build())
+    html = run.coverage()._repr_html_()
+    assert "operators" in html
+    assert html.count("<tr") == 1 + run.coverage().n_operators
+    assert "unsupported" in html

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shadowrun.settings import KnownLine
     from shadowrun.studies.campaign.findings import RootCause, Signature
 
-__all__ = ["known_causes", "new_lines"]
+__all__ = ["known_causes", "new_lines", "platform_of"]
 
 _STATUS: Final = {
     **dict.fromkeys((Kind.UNSUPPORTED, Kind.UNSUPPORTED_DTYPE), "unsupported"),
@@ -28,8 +28,8 @@ _STATUS: Final = {
     **dict.fromkeys((Kind.ERROR, Kind.CRASH, Kind.TIMEOUT, Kind.OUT_OF_MEMORY), "error"),
     **dict.fromkeys((Kind.MISMATCH, Kind.FORM), "mismatch"),
 }
+# The store may come from anyone: a name with ``*`` or ``[a-z]`` would be a pattern that covers others as well.
 _SPEC: Final = re.compile(r"[A-Za-z0-9_.:]{1,60}(?:\[[A-Za-z0-9_.:]+=[A-Za-z0-9_.:=,+()/ -]{1,140}\])?")
-"""The store may come from anyone: a name with ``*`` or ``[a-z]`` would be a pattern that covers others as well."""
 
 
 def known_causes(causes: Iterable[RootCause], targets: Sequence[str], lines: Sequence[KnownLine]) -> dict[str, str]:
@@ -69,10 +69,10 @@ def new_lines(
             # A ledger's lines are of platforms, and it knows nothing of compiled code.
             if t < 0 or is_compiled(targets[t]) or _reason(form, targets[t], lines):
                 continue
-            if not _SPEC.fullmatch(_platform(targets[t])):
+            if not _SPEC.fullmatch(platform_of(targets[t])):
                 skipped.append((number, "its platform has a name that no platform has"))
                 continue
-            key = form.op, _platform(targets[t]), status
+            key = form.op, platform_of(targets[t]), status
             what = ", ".join(filter(None, (form.dtype, form.cause, form.raised)))
             reason = f"{campaign}: root cause {number}{f', {what}' if what else ''}, in {cause.n_variants} variants"
             made.setdefault(key, NewLine(*key, reason))
@@ -96,7 +96,7 @@ def _no_line(cause: RootCause, status: str) -> str:
     return ""
 
 
-def _platform(target: str) -> str:
+def platform_of(target: str) -> str:
     """A target as a ledger names it: without flaws and backend."""
     return target.partition(" (")[0].partition(", ")[0]
 
@@ -107,6 +107,6 @@ def _reason(s: Signature, target: str, lines: Sequence[KnownLine]) -> str:
     for line in lines:
         fits = line.kind in ("", _status(s)) and line.module == "*" and bool(s.op)
         valid = line.expires is None or line.expires >= today
-        if fits and valid and fits_operator(line.operator, s.op) and fits_platform(line.platform, _platform(target)):
+        if fits and valid and fits_operator(line.operator, s.op) and fits_platform(line.platform, platform_of(target)):
             return line.reason
     return ""

@@ -61,7 +61,8 @@ def record_once(program: Sequence[str], folder: Path, threads: int, number: int)
     """Record the program in a fresh process; its output is not shown.
 
     Args:
-        program: ``script.py`` and its arguments, or ``-m``, a module and its arguments.
+        program: ``script.py`` and its arguments, or ``-m``, a module and its arguments; options of `shadowrun record`
+            may come before.
         folder: Gets the recording, ``threads=2.run=003.shadowrec``.
         threads: Thread count of the process.
         number: Number of the run.

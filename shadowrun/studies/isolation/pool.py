@@ -1,4 +1,4 @@
-"""A pool of worker processes: assigns tasks, enforces limits of time and memory, and tells which case ended a process.
+"""A pool of worker processes: assigns tasks, enforces limits of time and memory, and finds which case ended a process.
 
 What the tasks are, and what becomes of a lost case, is up to a `Work`.
 """
@@ -31,8 +31,8 @@ _START_LIMIT_S: Final = 300.0
 _RESET_LIMIT_S: Final = 300.0
 # A case that swaps is slow: from here on the message of a time-out has the memory too.
 _MUCH_MEMORY: Final = 1 << 28
+# Starts in a row that may fail where a command resets the device.
 _STARTS: Final = 3
-"""Starts in a row that may fail where a command resets the device."""
 
 
 class FailureKind(enum.StrEnum):
@@ -120,6 +120,7 @@ class Pool(Generic[T]):
         limits: Limits of a case.
         work: The tasks; may be set before each `run`.
         reset_command: Run after a device was lost, before the next process starts.
+        resets_always: Run it after each process that ended before its task did.
 
     Attributes:
         work: The tasks.
@@ -136,11 +137,14 @@ class Pool(Generic[T]):
         limits: Limits,
         work: Work[T] | None = None,
         reset_command: Sequence[str] = (),
+        *,
+        resets_always: bool = False,
     ) -> None:
         self._entry, self._settings = entry, settings
         self._n_workers = n_workers
         self._limits = limits
         self._reset_command = reset_command
+        self._resets_always = resets_always
         if work is not None:
             self.work = work
         self._workers: list[WorkerProcess] = []
@@ -277,7 +281,6 @@ class Pool(Generic[T]):
             self._failed_start(worker, PlatformError(text, slug="no-worker"))
         elif worker.lost:
             self._replace(worker, WorkerFailure(FailureKind.DEVICE, worker.lost, "", worker.step))
-            self._reset()
         else:
             self._replace(worker, WorkerFailure(FailureKind.CRASH, how, worker.stderr_tail(), worker.step))
 
@@ -320,7 +323,13 @@ class Pool(Generic[T]):
             self._remove(worker)
         self.n_lost += 1
         if task is None:
+            self._reset_after(failure)
             return
         rest = self.work.lost(task, failure)
         if rest is not None:
             self._waiting.appendleft(rest)
+        self._reset_after(failure)
+
+    def _reset_after(self, failure: WorkerFailure) -> None:
+        if self._resets_always or failure.kind is FailureKind.DEVICE:
+            self._reset()

@@ -22,14 +22,15 @@ from shadowrun.platforms.backends import BACKENDS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["DeclaredOperator", "Kernels", "declared", "kernels"]
+__all__ = ["IMPLICIT", "DeclaredOperator", "Kernels", "declared", "kernels"]
 
 IN_TREE = frozenset(b.dispatch_key for b in BACKENDS.values() if b.native_functions)
 """Dispatch keys with all kernels in ``native_functions.yaml``; of XPU and MTIA it has only some."""
 
 _EXPLICIT = "CompositeExplicitAutograd"
 _OUT_OF_PLACE = "CompositeExplicitAutogradNonFunctional"
-_IMPLICIT = "CompositeImplicitAutograd"
+IMPLICIT = "CompositeImplicitAutograd"
+"""Key of operators that call others, and have no kernel to write."""
 # ROCm builds of torch register their kernels under CUDA.
 _KEY_OF = {"gpu": "CUDA", "rocm": "CUDA", "hip": "CUDA"}
 
@@ -87,7 +88,7 @@ class Kernels:
                 break
             name = through
             seen.add(name)
-        if self._has(name, _IMPLICIT):
+        if self._has(name, IMPLICIT):
             return "composite"
         if self._has(name, _EXPLICIT) or self._has(name, _OUT_OF_PLACE):
             return "generic"
@@ -159,7 +160,7 @@ def _read(functions: list[dict[str, Any]]) -> dict[str, DeclaredOperator]:
         if "ufunc_inner_loop" in function:
             keys |= {"CPU", "CUDA"}
         if not keys and not through:  # the default of the code generator
-            keys = {_IMPLICIT}
+            keys = {IMPLICIT}
         operators[name] = DeclaredOperator(frozenset(keys), f"aten::{through}" if through else "")
         # Generated variants call the operator that they were made of.
         for generated in filter(None, (n.strip() for n in function.get("autogen", "").split(","))):

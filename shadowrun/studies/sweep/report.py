@@ -22,14 +22,16 @@ from shadowrun.report.document import (
     Table,
     status_span,
 )
-from shadowrun.report.issues import Issue, Issues
 from shadowrun.report.sanitize import clip
 from shadowrun.studies.sweep.cases import FAILURES, Kind, Support
+from shadowrun.studies.sweep.issues import known_line
 from shadowrun.studies.sweep.support import Direction
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
+    from shadowrun.analysis import KnownIssues
+    from shadowrun.report.issues import Issues
     from shadowrun.studies.sweep.coverage_file import SweepInfo
     from shadowrun.studies.sweep.support import (
         Change,
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
         Sweep,
     )
 
-__all__ = ["changes_document", "support_document", "support_share", "sweep_document", "sweep_issues"]
+__all__ = ["changes_document", "support_document", "support_share", "sweep_document"]
 
 FORMAT = 1
 """Version of the three JSON forms. History: 1, first version."""
@@ -54,6 +56,7 @@ ALL = 1_000_000
 _REST = "-f csv lists all"
 _NAME = Column("operator", "name")
 
+# Columns of the table of cases.
 _KINDS = {
     "pass": (Kind.PASS,),
     "unsupported": (Kind.UNSUPPORTED, Kind.UNSUPPORTED_DTYPE),
@@ -65,11 +68,16 @@ _KINDS = {
     "not valid": (Kind.NOT_VALID,),
     "harness": (Kind.HARNESS,),
 }
-"""Columns of the table of cases."""
 
 
 def sweep_document(
-    table: SupportTable, info: SweepInfo, *, everything: bool = False, script: str = "", issues: Issues | None = None
+    table: SupportTable,
+    info: SweepInfo,
+    *,
+    everything: bool = False,
+    script: str = "",
+    issues: Issues | None = None,
+    ledger: KnownIssues | None = None,
 ) -> Document:
     """Report of one sweep: cases by dtype and part, and the failures.
 
@@ -79,6 +87,7 @@ def sweep_document(
         everything: In a terminal, list all failures, not only the first `MAX_ENTRIES`.
         script: Command that writes scripts for the failures; empty for none.
         issues: The failures for CI services.
+        ledger: Known issues, which fail nothing.
     """
     state = "" if info.complete else ", not complete"
     counts = table.by_support
@@ -92,7 +101,7 @@ def sweep_document(
         *stacked_bars([("operators", _named(counts))], "Operators by support", "operators"),
         _cases(table),
     ]
-    failures = _failures(table)
+    failures = _failures(table, ledger)
     if failures:
         limits = Limits(ALL if everything else MAX_ENTRIES, ALL, ALL)
         noun = "" if everything else "failures: --all, or -o FILE, lists all"
@@ -131,7 +140,7 @@ def _cases(table: SupportTable) -> Table:
     return Table(columns, rows, limits=Limits(ALL, ALL, ALL))
 
 
-def _failures(table: SupportTable) -> tuple[Entry, ...]:
+def _failures(table: SupportTable, ledger: KnownIssues | None) -> tuple[Entry, ...]:
     """One entry for each operator and reason, the worst kinds first; parts with the same reason share an entry."""
     failures = [(operator, f) for operator in table.operators for f in operator.failing]
     failures.sort(key=lambda pair: (FAILURES.index(pair[1].finding.kind), pair[0].name))
@@ -143,15 +152,18 @@ def _failures(table: SupportTable) -> tuple[Entry, ...]:
     for (name, support, kind, where, why), parts in grouped.items():
         place = f" in {where}" if where and where != name else ""
         first = parts[0]
-        facts = (
+        facts: tuple[Fact, ...] = (
             Fact("cases", ", ".join(f"{f.dtype} {f.part} {f.n}/{f.of}" for f in parts)),
             Fact("why", why, "strong"),
             Fact("first", f"sample {first.first.sample} of {first.part}, {first.inputs or 'no inputs'}"),
         )
+        known = known_line(first.finding, name, ledger)
+        if known is not None:
+            facts += (Fact("known", f"{known.reason} ({known.origin})"),)
         # A fallback computes the right result.
-        tone = "warn" if kind in (Kind.SILENT_FALLBACK, Kind.WARNED_FALLBACK) else "bad"
+        tone = "dim" if known else "warn" if kind in (Kind.SILENT_FALLBACK, Kind.WARNED_FALLBACK) else "bad"
         facets = (
-            ("status", (str(kind),)),
+            ("status", (str(kind), *(("known",) if known else ()))),
             ("operator", (name,)),
             ("cause", tuple(sorted({str(f.finding.cause) for f in parts if f.finding.cause}))),
             ("dtype", tuple(dict.fromkeys(f.dtype for f in parts))),
@@ -216,8 +228,13 @@ def _operator_data(operator: OperatorSupport) -> dict[str, Any]:
     }
 
 
-def support_document(platforms: Platforms) -> Document:
-    """Support of operators on several platforms."""
+def support_document(platforms: Platforms, issues: Issues | None = None) -> Document:
+    """Support of operators on several platforms.
+
+    Args:
+        platforms: The sweeps.
+        issues: Their failures, for CI services.
+    """
     shares = [(s.label, _named(s.table.by_support)) for s in platforms.sweeps]
     blocks: list[Block] = [_totals(platforms.sweeps), *stacked_bars(shares, "Operators by support", "operators")]
     blocks += [Note(f"the sweep of {s.label} is not complete", "warn") for s in platforms.sweeps if not s.info.complete]
@@ -244,7 +261,8 @@ def support_document(platforms: Platforms) -> Document:
         ],
     }
     rows = tuple((row.name, *(str(s or "") for s in row.supports), _first_reason(row)) for row in platforms.rows)
-    return Document("operator coverage", tuple(blocks), data, Records(("operator", *labels, "first reason"), rows))
+    records = Records(("operator", *labels, "first reason"), rows)
+    return Document("operator coverage", tuple(blocks), data, records, issues=issues)
 
 
 def _totals(sweeps: Sequence[Sweep]) -> Table:
@@ -297,8 +315,13 @@ def _first_reason(row: SupportRow) -> str:
     return ""
 
 
-def changes_document(changes: Changes) -> Document:
-    """Changes between two sweeps."""
+def changes_document(changes: Changes, issues: Issues | None = None) -> Document:
+    """Changes between two sweeps.
+
+    Args:
+        changes: The changes.
+        issues: The regressions, for CI services.
+    """
     counts = {direction: len(changes.of(direction)) for direction in Direction}
     numbers = ", ".join(f"{n} {direction}" for direction, n in counts.items())
     blocks: list[Block] = [Note(f"{numbers}, of {changes.n_compared} parts that both tested")]
@@ -313,53 +336,9 @@ def changes_document(changes: Changes) -> Document:
         table = Table(columns, tuple(cells), noun=f"changes: {_REST}", limits=Limits(MAX_ROWS, ALL, ALL))
         blocks.append(Section("Changes", (table,), count=len(rows)))
     data = {"format": FORMAT, "n": counts, **{name: getattr(changes, name) for name in changes.__slots__}}
-    return Document(f"{changes.before} → {changes.after}", tuple(blocks), data, Records(head, rows))
+    return Document(f"{changes.before} → {changes.after}", tuple(blocks), data, Records(head, rows), issues=issues)
 
 
 def _change_texts(c: Change) -> tuple[str, ...]:
     kinds = f"{', '.join(c.kinds_before) or 'pass'} → {', '.join(c.kinds_after) or 'pass'}"
     return str(c.direction), c.name, c.dtype, str(c.part), f"{c.before} → {c.after}", kinds, c.why
-
-
-def sweep_issues(table: SupportTable, info: SweepInfo, fail_on: Collection[Kind], file: str = "") -> Issues:
-    """One issue for each operator and reason; parts without a failure have passed.
-
-    Args:
-        table: Results of the sweep.
-        info: Its platforms.
-        fail_on: Kinds that fail the sweep.
-        file: Name of the coverage file: operators of a database have no source line.
-    """
-    grouped: dict[tuple[str, ...], list[FailingPart]] = {}
-    for operator in table.operators:
-        for f in operator.failing:
-            key = (f.finding.kind, operator.name, f.finding.kernel or f.finding.op, f.finding.cause)
-            grouped.setdefault(key, []).append(f)
-    rows = tuple(_failure_issue(key, parts, info.target, fail_on) for key, parts in grouped.items())
-    passed = tuple(
-        f"{operator.name} [{dtype} {part}]"
-        for operator in table.operators
-        for (dtype, part), support in operator.parts.items()
-        if support is Support.FULL
-    )
-    return Issues(info.target, rows, passed, file)
-
-
-def _failure_issue(key: tuple[str, ...], parts: list[FailingPart], target: str, fail_on: Collection[Kind]) -> Issue:
-    first = parts[0]
-    finding = first.finding
-    _, name, where, cause = key
-    place = f" in {where}" if where and where != name else ""
-    why = ": ".join(filter(None, (cause, finding.explanation, finding.message)))
-    return Issue(
-        kind=str(finding.kind),
-        cause=cause,
-        name=name,
-        message=clip(f"{name} on {target}: {finding.kind}{place}{f', {why}' if why else ''}"),
-        level="error" if finding.kind in fail_on else "warning",
-        key=key,
-        lines=(
-            ("cases", clip(", ".join(f"{f.dtype} {f.part} {f.n}/{f.of}" for f in parts))),
-            ("first", f"sample {first.first.sample} of {first.first.part}, {first.inputs or 'no inputs'}"),
-        ),
-    )

@@ -5,19 +5,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shadowrun.studies.sweep.cases import FAILURES, NOT_INVARIANT, CaseFinding, Kind, Support
+from shadowrun.errors import UsageError
+from shadowrun.studies.sweep.cases import FAILURES, NOT_INVARIANT, Case, CaseFinding, Kind, Support
 from shadowrun.studies.sweep.coverage_file import CoverageFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from shadowrun.studies.sweep.cases import Case, CaseOutcome, Part
+    from shadowrun.studies.sweep.cases import CaseOutcome, Part
     from shadowrun.studies.sweep.coverage_file import SweepInfo
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "SupportRow",
     "SupportTable",
     "Sweep",
+    "joined",
     "read_sweeps",
     "support_of",
 ]
@@ -351,6 +354,47 @@ class Platforms:
     def n_differing(self) -> int:
         """Operators with different support on different platforms."""
         return sum(row.differs for row in self.rows)
+
+
+def joined(paths: Sequence[Path]) -> Sweep:
+    """Coverage files of one platform as one sweep: those of the shards of a workflow.
+
+    A case that several files have counts once, as the first has it.
+
+    Raises:
+        DataFileError: Missing, or no coverage file.
+        UsageError: They are of different platforms or versions of torch.
+    """
+    infos: list[SweepInfo] = []
+    results: dict[Case, CaseOutcome] = {}
+    for path in paths:
+        file = CoverageFile.open(path)
+        try:
+            infos.append(file.info)
+            for case, outcome in file.results():
+                results.setdefault(case, outcome)
+        finally:
+            file.close()
+    facts = {
+        "target": [info.target for info in infos],
+        "ref": [info.ref for info in infos],
+        "torch": [info.versions.get("torch", "?") for info in infos],
+    }
+    for name, values in facts.items():
+        other = next((n for n, value in enumerate(values) if value != values[0]), None)
+        if other is not None:
+            raise UsageError(
+                f"--join takes the files of one sweep: {name} is {values[0]!r} in {str(paths[0])!r}, and "
+                f"{values[other]!r} in {str(paths[other])!r}.",
+                slug="bad-option",
+            )
+    whole = dataclasses.replace(
+        infos[0],
+        wall_s=max(info.wall_s for info in infos),
+        cpu_s=sum(info.cpu_s for info in infos),
+        complete=all(info.complete for info in infos),
+    )
+    return Sweep(whole.target, whole, SupportTable.of(results.items()))
 
 
 def read_sweeps(paths: Sequence[Path]) -> list[Sweep]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import sys
 import time
@@ -46,6 +47,9 @@ class SweepRequest:
         seed: Seed of the sample inputs.
         source: Data file whose calls to sweep instead of torch's database.
         flaws: Flaws of the simulated target; None if it is not simulated.
+        reset_command: Brings the device back; run after each case that ended its process.
+        shard: Number of the shard, from 1, and of how many: each has every so-manieth task.
+        seconds: After these no further task is started; None for no limit.
     """
 
     target: str
@@ -57,6 +61,9 @@ class SweepRequest:
     seed: int = 0
     source: Path | None = None
     flaws: tuple[str, ...] | None = None
+    reset_command: tuple[str, ...] = ()
+    shard: tuple[int, int] = (1, 1)
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,12 @@ def plan(request: SweepRequest) -> Plan:
     else:
         calls = None
         tasks = list(_tasks_of_database(request))
+    number, of = request.shard
+    if tasks and not tasks[number - 1 :: of]:
+        raise UsageError(
+            f"--shard {number}/{of}: there are {len(tasks)} tasks only, so this shard has none.", slug="sweep-nothing"
+        )
+    tasks = tasks[number - 1 :: of]
     if not tasks:
         raise UsageError(
             f"No operator fits --ops {','.join(request.ops) or '*'} in {', '.join(request.dtypes)}: "
@@ -161,10 +174,12 @@ def sweep(
             "call_limit_s": limits.seconds / 2,
         }
         if tasks:
-            work = SweepWork(tasks, planned.calls, result, finish, on_task)
-            with contextlib.closing(Pool(ENTRY, settings, jobs, limits, work)) as pool:
+            until = math.inf if request.seconds is None else began + request.seconds
+            work = SweepWork(tasks, planned.calls, result, finish, on_task, until)
+            made: Pool[Task] = Pool(ENTRY, settings, jobs, limits, work, request.reset_command, resets_always=True)
+            with contextlib.closing(made) as pool:
                 pool.run()
-            n_open = work.n_given_up
+            n_open = work.n_given_up + work.n_left
         complete = not n_open
     # What was run is in the file: the same command resumes the sweep.
     except KeyboardInterrupt:
@@ -256,8 +271,8 @@ def _cpu_s() -> float:
 
 
 ENTRY: Final = "shadowrun.studies.sweep.worker:start"
+# Workers that may die in one part of an operator.
 _MAX_DEATHS: Final = 3
-"""Workers that may die in one part of an operator."""
 
 
 class SweepWork:
@@ -269,6 +284,7 @@ class SweepWork:
         on_result: Called with each case and its outcome.
         on_part: Called when all cases of a part were run: task, part, number of duplicates.
         on_task: Called when a task has ended.
+        until: By `time.monotonic`: no task is started after it.
 
     Attributes:
         n_given_up: Parts of operators that were abandoned after too many dead workers.
@@ -281,7 +297,9 @@ class SweepWork:
         on_result: Callable[[Case, CaseOutcome], None],
         on_part: Callable[[Task, Part, int], None],
         on_task: Callable[[Task], None],
+        until: float = math.inf,
     ) -> None:
+        self._until = until
         self._tasks = deque(tasks)
         self._calls = calls
         self._on_result, self._on_part, self._on_task = on_result, on_part, on_task
@@ -292,7 +310,12 @@ class SweepWork:
 
     def next(self) -> Task | None:
         """The next task."""
-        return self._tasks.popleft() if self._tasks else None
+        return self._tasks.popleft() if self._tasks and time.monotonic() < self._until else None
+
+    @property
+    def n_left(self) -> int:
+        """Tasks that were not started."""
+        return len(self._tasks)
 
     def line(self, task: Task) -> dict[str, Any]:
         """A task as its worker gets it."""

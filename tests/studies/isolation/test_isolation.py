@@ -123,6 +123,15 @@ def test_a_lost_device_is_reset_before_the_next_process(tmp_path):
     assert [n for n, _ in work.done] == [0, 2]
 
 
+def test_a_reset_after_each_process_that_ended(tmp_path):
+    log = tmp_path / "log"
+    work = Work(("fine", "forks", "fine"))
+    command = [sys.executable, "-c", f"open({str(log)!r}, 'a').write('reset ')"]
+    ran(work, reset_command=command, resets_always=True)
+    assert [failure.kind for failure in work.failures] == [FailureKind.CRASH]
+    assert log.read_text(encoding="utf-8") == "reset "
+
+
 def test_a_reset_that_fails_ends_the_run(tmp_path):
     work = Work(("breaks", "fine"))
     with pytest.raises(PlatformError, match="exit status 4") as caught:

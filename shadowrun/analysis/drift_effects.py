@@ -12,7 +12,9 @@ from shadowrun.types import Phase
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DriftTrace", "Effects", "StepEnd"]
+    from shadowrun.types import RunInfo
+
+__all__ = ["DriftTrace", "Effects", "Repair", "StepEnd", "read_repairs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class StepEnd:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What ``drift=True`` recorded on the way of errors.
+    """What ``drift=True`` recorded of how errors spread.
 
     Attributes:
         rise: Context and outcome of calls to the rise of the accumulated relative error at them, in a step on average:
@@ -51,6 +53,51 @@ class Effects:
     rise: Mapping[tuple[int, int], float]
     reach: Mapping[tuple[int, int], float]
     ends: tuple[StepEnd, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What the loss would be with one operator right, measured in some steps of a run with ``drift=True``.
+
+    Attributes:
+        op: The operator, whose calls ran on the reference in the target's chain.
+        n_steps, n_calls: The steps, and its calls before the loss in them.
+        error: Deviation of the target's loss from the reference's, on average over these steps.
+        without: The same with this operator right.
+        lost: Where a step could not be measured: the operator at which a chain could not follow.
+    """
+
+    op: str
+    n_steps: int
+    n_calls: int
+    error: float
+    without: float
+    lost: str
+
+    @property
+    def share(self) -> float | None:
+        """Share of the error that is gone, negative if it grows; None if it was not measured, or there is no error."""
+        if not self.n_steps or not self.n_calls or not 0 < self.error < math.inf or not math.isfinite(self.without):
+            return None
+        return 1 - self.without / self.error
+
+
+def read_repairs(info: RunInfo) -> dict[str, Repair]:
+    """Repairs by operator; entries of a file that are none are left out."""
+    found = {}
+    for op, entry in info.repairs.items():
+        if not isinstance(entry, dict):
+            continue
+        numbers = [entry.get(name) for name in ("n_steps", "n_calls", "error", "without")]
+        if any(isinstance(n, bool) or not isinstance(n, (int, float, str)) for n in numbers):
+            continue
+        try:
+            n_steps, n_calls, error, without = map(float, numbers)  # type: ignore[arg-type]
+            n = max(1, int(n_steps))
+            found[op] = Repair(op, int(n_steps), int(n_calls), error / n, without / n, str(entry.get("lost", "")))
+        except (ValueError, OverflowError):  # a text that is no number, or an infinite count
+            continue
+    return found
 
 
 class DriftTrace:
