@@ -52,7 +52,7 @@ def _looks(name: str) -> tuple[Look, ...]:
     if space != "aten":
         return ()
     looks = [look for pattern, look in _FAMILIES.items() if re.fullmatch(pattern, base)]
-    if re.fullmatch(backward_shapes.NAME, base):
+    if backward_shapes.has_forward(base):
         looks.append(functools.partial(backward_shapes.unlike_forward, base))
     return tuple(looks)
 

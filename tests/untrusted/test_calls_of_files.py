@@ -220,6 +220,13 @@ def test_arguments_that_do_not_fit_each_other(name):
         check_arguments(operator_named(f"aten::{name}"), MISPLACED[name], NAMED.get(name, {}))
 
 
+@pytest.mark.parametrize("name", ["tanh_backward", "hardswish_backward", "mse_loss_backward"])
+def test_elementwise_backward_passes_broadcast(name):
+    """As they do for `torch.func.vmap`; their kernels look at shapes."""
+    more = (torch.ones(8, 1), 0) if name.startswith("mse") else ()
+    check_arguments(operator_named(f"aten::{name}"), (X[0], X, *more), {})
+
+
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
 def test_results_of_sparse_products_are_places():
     call = operator_named("aten::_sparse_mm_reduce_impl_backward")
