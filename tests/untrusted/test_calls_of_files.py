@@ -6,9 +6,12 @@ import warnings
 
 import pytest
 import torch
+from torch import fx
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shadowrun.compiled.graph import Graph, Snapshot
+from shadowrun.compiled.rounding import RandomResults
 from shadowrun.intercept import checked_calls
 from shadowrun.intercept.argument_places import has_places
 from shadowrun.intercept.checked_calls import check_call
@@ -21,6 +24,8 @@ from shadowrun.intercept.op_allowlist import (
 )
 from shadowrun.repro.minimise import minimised
 from shadowrun.studies.sweep.recorded import UnreadableCall, sample
+from shadowrun.studies.zoo.graph import Runner, from_json
+from shadowrun.studies.zoo.values import make_all
 
 aten = torch.ops.aten
 
@@ -292,3 +297,33 @@ def test_no_call_of_a_program_is_refused():
                     torch.autograd.backward([t.abs().sum() for t in outs])
     assert not [found for found in seen.refused if "api_name" not in found[1]]
     assert sum(has_places(name.partition(".")[0]) for name in seen.names) > 25
+
+
+# -- graphs ------------------------------------------------------------------------------------------------
+
+
+def test_each_run_of_a_graph_is_looked_at():
+    """In float32 its index is 0; in float64 it was far outside, and nothing looked at that run."""
+    new = fx.Graph()
+    x, grad = new.placeholder("x"), new.placeholder("grad")
+    rounded = new.call_function(aten.sub.Tensor, (new.call_function(aten.add.Tensor, (x, 1.0)), x))
+    far = new.call_function(aten.mul.Tensor, (rounded, 5e8))
+    index = new.call_function(aten._to_copy.default, (far,), {"dtype": torch.int64})
+    new.output((new.call_function(aten.embedding_dense_backward.default, (grad, index, 3, -1, False)),))
+    graph = Graph(fx.GraphModule(torch.nn.Module(), new))
+    snapshot = Snapshot.take([torch.full((1,), 1e9), torch.ones(1, 4)])
+    runs = graph.runs(snapshot, RandomResults())
+    assert runs.truth() is not None
+    with checked_calls.graphs_of_file():
+        graph.eager(snapshot.fresh())
+        assert runs.truth() is None
+
+
+def test_a_call_of_a_zoo_gives_no_tensor_for_a_dtype():
+    """Calls that depend on no values were not looked at again when those of other calls were there."""
+    described = [["x0", [3], "float32", ["constant", 1000.0, 0.0], [], 0, 0, "input"]]
+    calls = [["aten::relu", [{"ref": [-1, 0]}], {}, ""]]
+    calls.append(["aten::sum.dim_IntList", [{"ref": [-1, 0]}, [0], False], {"dtype": {"ref": [0, 0]}}, ""])
+    graph = from_json([described, calls, [[1, 0]]])
+    with pytest.raises(Refused, match="dtype is a Tensor"):
+        Runner(graph)(make_all(graph.inputs))
