@@ -159,6 +159,7 @@ def test_a_look_inside_changes_nothing():
 ONE, MANY = torch.ones(1), torch.ones(1, 2, 8, 8)
 PLACE = torch.full((1, 2, 8, 8), 10**6)
 TWO, ROW, VOLUME, INDEX = torch.ones(2), torch.ones(4), torch.ones(1, 1, 2, 2, 2), torch.zeros(8, dtype=torch.int64)
+PATHS = torch.zeros(1, 4, 5)
 MISPLACED = {
     "max_pool2d_with_indices_backward": (MANY, MANY, [3, 3], [1, 1], [1, 1], [1, 1], False, PLACE),
     "adaptive_max_pool2d_backward": (MANY, MANY, PLACE),
@@ -199,6 +200,11 @@ MISPLACED = {
     "_embedding_bag_dense_backward": (X, INDEX, INDEX + 10**8, INDEX, INDEX, 8, False, 0, None),
     "_embedding_bag_backward": (X, INDEX, INDEX, INDEX[:0], INDEX[:1], INDEX, 8, False, 1, False, None),
     "mkldnn_rnn_layer": (X.view(8, 1, 4), X, X, ROW, ROW, ONE, ONE, False, [], 2, 10**6, 1, True, False, False, True),
+    "_ctc_loss.Tensor": (torch.zeros(4, 1, 5), INDEX[None, :2], INDEX[:1] + 4, INDEX[:1] + 3),
+    "_ctc_loss_backward": (ONE, torch.zeros(4, 1, 5), INDEX[None, :2], [4], [2], ONE, torch.zeros(1, 4, 3), 0),
+    "_ctc_loss_backward.Tensor": (ONE, torch.zeros(4, 1, 5), INDEX[:2], INDEX[:1] + 9, INDEX[:1] + 2, ONE, PATHS, 0),
+    "lstm.data": (X, INDEX[:0], [ONE, ONE], [X, X], False, 1, 0.0, False, False),
+    "gru.data": (X, INDEX[:1].expand(8), ONE, [X, X], False, 1, 0.0, False, False),
     "sum.dim_IntList": (X, [0], False),
     # A look at these raised what no command catches.
     "max_unpool3d": (VOLUME, VOLUME.to(torch.complex64), [4, 4, 4], [2, 2, 2], [0, 0, 0]),
@@ -223,6 +229,21 @@ NAMED = {
 def test_arguments_that_do_not_fit_each_other(name):
     with pytest.raises(Refused):
         check_arguments(operator_named(f"aten::{name}"), MISPLACED[name], NAMED.get(name, {}))
+
+
+def test_states_of_a_layer_are_those_of_its_batch():
+    """Steps come first where it is called, also for a module that takes batches first."""
+    weights = [torch.ones(16, 3), torch.ones(16, 4), torch.ones(16), torch.ones(16)]
+    for n, batch_first in ((2, False), (5, True)):
+        states = [torch.zeros(1, n, 4)] * 2
+        check_call(aten.lstm.input, (torch.ones(5, 2, 3), states, weights, True, 1, 0.0, False, False, batch_first), {})
+        with pytest.raises(Refused, match="states"):
+            check_call(aten.lstm.input, (torch.ones(5, 2, 3), states, weights, True, 1, 0.0, False, False, n == 2), {})
+
+
+def test_scores_of_ctc_may_lie_in_any_order():
+    scores = torch.zeros(1, 4, 5).transpose(0, 1)
+    check_arguments(operator_named("aten::_ctc_loss"), (scores, INDEX[None, :2], [4], [2]), {})
 
 
 @pytest.mark.parametrize("name", ["tanh_backward", "hardswish_backward", "mse_loss_backward"])
