@@ -73,11 +73,10 @@ def _rnn_of_mkldnn(given: Given) -> Iterator[str]:
 
 def _labels(given: Given) -> Iterator[str]:
     found = tensors(given, "log_probs", "targets")
-    lengths = [_numbers(given.get(name)) for name in ("input_lengths", "target_lengths")]
-    if not found or lengths[0] is None or lengths[1] is None:
+    of_inputs, of_labels = _numbers(given.get("input_lengths")), _numbers(given.get("target_lengths"))
+    if not found or of_inputs is None or of_labels is None:
         return
     scores, labels = found
-    of_inputs, of_labels = lengths
     if not labels.is_contiguous():
         yield "targets are not contiguous"
     elif scores.dim() != 3 or labels.dim() not in (1, 2) or not is_inside(labels, 0, scores.shape[-1]):
