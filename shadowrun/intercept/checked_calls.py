@@ -53,7 +53,8 @@ def graphs_of_file() -> Iterator[None]:
 def looks_of_file() -> contextlib.AbstractContextManager[Any]:
     """For a run of a graph: looks at its calls inside of `graphs_of_file`, and does nothing elsewhere.
 
-    In float64, or with other rounding, a graph that computes indices may get others.
+    In float64, or with other rounding, a graph that computes indices may get others. Enter it after other modes: it
+    must not see what they call.
     """
     return CheckedCalls() if _OF_FILE.get() else contextlib.nullcontext()  # type: ignore[no-untyped-call]
 
