@@ -47,6 +47,7 @@ _FILE: Final = ".shadowzoo"
 _SOURCES: Final = {
     "modules": "torch's module database; WHAT: patterns of names such as 'nn.Conv*'",
     "operators": "torch's operator database, with gradients; WHAT: patterns of names such as 'nn.functional.*'",
+    "optimizers": "steps of torch's optimizers; WHAT: patterns of names such as 'optim.Adam*'",
     "transformers": "models of the installed transformers; WHAT: patterns of architectures such as bert 'qwen*'",
     "torchvision": "models of the installed torchvision, without weights; WHAT: patterns of names such as 'resnet*'",
     "timm": "models of the installed timm, likewise",
@@ -133,11 +134,15 @@ def _collected(
     wanted: Callable[[str], bool],
     update: ProgressUpdate,
 ) -> Collected:
-    if source in ("modules", "operators"):
-        from shadowrun.studies.zoo.sources import modules, operators
+    if source in ("modules", "operators", "optimizers"):
+        from shadowrun.studies.zoo.sources import modules, operators, optimizers
 
-        collect = modules.collect if source == "modules" else operators.collect
-        return collect(wanted, update)
+        of_torch: dict[str, Callable[..., Collected]] = {
+            "modules": modules.collect,
+            "operators": operators.collect,
+            "optimizers": optimizers.collect,
+        }
+        return of_torch[source](wanted, update)
     if source == "transformers":
         from shadowrun.studies.zoo.sources import architectures
 

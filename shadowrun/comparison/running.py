@@ -206,14 +206,14 @@ class Running:
         run: The `Comparison` or `RecordRun` itself.
         description: ``A comparison (sim against cpu)``.
         hold: Returns a context manager that is entered before a fork, and left after it in parent and child.
-        abandon: Called in each forked child.
+        stop_in_child: Called in each forked child.
         stop_for_another: Called before another one begins: may stop this one. None if it never gives way.
     """
 
     run: Any
     description: str
     hold: Callable[[], AbstractContextManager[None]]
-    abandon: Callable[[], None]
+    stop_in_child: Callable[[], None]
     stop_for_another: Callable[[], None] | None = None
 
 

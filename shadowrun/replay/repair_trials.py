@@ -189,7 +189,7 @@ class _Trial:
         follows = (not on_target, on_target or not role.on_ref, True)
         for chain, runs in zip(self._chains, follows, strict=True):
             if runs:
-                chain.before(call)
+                chain.take_inputs(call)
             else:
                 chain.leave_out()
 

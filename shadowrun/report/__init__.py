@@ -58,7 +58,7 @@ def render(run: Source, format: str) -> str:  # noqa: A002 - as in Run.write
     from shadowrun.report import document
     from shadowrun.report.run_report import run_document
 
-    return document.render(run_document(run), format)
+    return document.render(run_document(run, pictures=format == "html"), format)
 
 
 def output_of(text: str) -> Output:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from shadowrun.studies.campaign.store import CampaignInfo
+    from shadowrun.studies.campaign.tables import CampaignInfo
 
 __all__ = ["add_rows", "combine"]
 

@@ -10,7 +10,9 @@ import contextlib
 import dataclasses
 import enum
 import itertools
+import signal
 import tempfile
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -124,6 +126,7 @@ class Engine:
         self._began = self._saved = time.monotonic()
         self._n_before = 0
         self._session = 0
+        self._is_stopped = False
 
     def run(self, executor: Executor | None = None) -> Outcome:
         """Run it; returns when all is run, time is over, or after Ctrl-C.
@@ -139,7 +142,7 @@ class Engine:
         store = CampaignStore.begin(self._folder.shard(self._shard), self._folder.info())
         cpu_s = _cpu_s()
         try:
-            with tempfile.TemporaryDirectory(prefix="shadowrun-") as scratch:
+            with self._interrupts_noted(), tempfile.TemporaryDirectory(prefix="shadowrun-") as scratch:
                 claims = self._claims(Path(scratch))
                 settled = self._settled()
                 chunks = iter(open_chunks(settled, self._settings.n, self._shard, len(self._settings.shown_targets)))
@@ -172,7 +175,7 @@ class Engine:
         pool = Pool(self._entry, settings, self._jobs, limits, work, self._reset_command)
         with contextlib.closing(pool):
             pool.run()
-        return Outcome.TIME if self._is_over() else Outcome.COMPLETE
+        return self._outcome()
 
     def _worker_settings(self) -> dict[str, Any]:
         more = {"n_claims": self._settings.n or _UNLIMITED}
@@ -253,14 +256,37 @@ class Engine:
         finally:
             part.unlink(missing_ok=True)
             self._save_session(store, n_variants, cpu_s)
-        if self._is_over():
-            return Outcome.TIME
-        return Outcome.INCOMPLETE if n_failed else Outcome.COMPLETE
+        return self._outcome(n_failed)
 
     # -- progress ------------------------------------------------------------------------------------------
 
     def _is_over(self) -> bool:
-        return self._ends is not None and time.monotonic() > self._ends
+        return self._is_stopped or (self._ends is not None and time.monotonic() > self._ends)
+
+    def _outcome(self, n_failed: int = 0) -> Outcome:
+        if self._is_stopped:
+            return Outcome.STOPPED
+        if self._is_over():
+            return Outcome.TIME
+        return Outcome.INCOMPLETE if n_failed else Outcome.COMPLETE
+
+    @contextlib.contextmanager
+    def _interrupts_noted(self) -> Iterator[None]:
+        """Ctrl-C ends the loops, and a second one what they do: an exception could come amid a transaction."""
+        before = signal.getsignal(signal.SIGINT)
+        if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def note(*_: Any) -> None:
+            self._is_stopped = True
+            signal.signal(signal.SIGINT, before)
+
+        signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def _saved_rows(self, store: CampaignStore, n_variants: int, n_findings: int, cpu_s: float) -> None:
         now = time.monotonic()

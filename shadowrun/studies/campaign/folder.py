@@ -16,7 +16,7 @@ from shadowrun.errors import DataFileError, UsageError, brief
 from shadowrun.limits import head
 from shadowrun.store.atomic_write import atomic_write, write_text
 from shadowrun.store.codec import decode_facts
-from shadowrun.studies.campaign.store import CampaignInfo
+from shadowrun.studies.campaign.tables import CampaignInfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from shadowrun.settings import KnownLine
     from shadowrun.studies.campaign.cause_files import CauseFile
     from shadowrun.studies.campaign.findings import RootCause
-    from shadowrun.studies.campaign.store import CampaignStore, ResultRow
+    from shadowrun.studies.campaign.store import CampaignStore
+    from shadowrun.studies.campaign.tables import ResultRow
 
 __all__ = [
     "DEFINITIONS",

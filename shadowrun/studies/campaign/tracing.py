@@ -6,6 +6,7 @@ Tiny graphs are run, not propagated on `meta` tensors: a graph of ten calls take
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from dataclasses import dataclass
@@ -272,7 +273,11 @@ def run_node(node: Node, known: Trace) -> Any:
         # Here too, not only where it runs: a mutated argument may lead a kernel out of its memory while the variant
         # is made.
         check_call(node.op, args, kwargs)
-        value = node.op(*args, **kwargs)
+        # The same draws in each process: what a variant becomes may depend on them.
+        with torch.random.fork_rng(devices=()) if about.random else contextlib.nullcontext():
+            if about.random:
+                torch.default_generator.manual_seed(0)
+            value = node.op(*args, **kwargs)
         check_dense(node.op, value)
     # A mutated call may raise anything.
     except Exception as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from shadowrun.studies.campaign.store import Event, FindingRow, ResultRow, VariantRow
+from shadowrun.studies.campaign.tables import Event, FindingRow, ResultRow, VariantRow
 from shadowrun.studies.isolation.pool import FailureKind, RemainingTask
 from shadowrun.studies.sweep.cases import Kind
 
@@ -168,10 +168,10 @@ class ChunkWork:
             DataFileError: Writing fails, for example on a full disk.
         """
         if self._rows:
-            rows, self._rows = self._rows, []
             with self._store.written():
-                for row, recipe in rows:
+                for row, recipe in self._rows:
                     self._write(row, recipe)
+            self._rows.clear()
         self._on_saved()
 
     # -- internal ------------------------------------------------------------------------------------------
