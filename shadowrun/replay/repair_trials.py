@@ -177,7 +177,7 @@ class _Trial:
         if phase == Phase.BACKWARD:  # the loss is known
             self._stop()
             return
-        # As in `Drift.take_inputs`: a value that the program read back from the target continues in the reference's chain.
+        # As in `Drift.take_inputs`: what the program read back from the target continues in the reference's chain.
         read_back = role.on_ref and self._of_ref.knows(call)
         on_target = role.on_target or read_back
         self._touches = self._repaired.knows(call)
