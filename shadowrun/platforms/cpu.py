@@ -135,7 +135,7 @@ class CpuSettings:
         self._precision = _PRECISION_WORDS.get(str(values.get("float32_matmul_precision")))
         # The flush mode belongs to the calling thread.
         if self._denormal:
-            # Other threads of the pool would not flush: of two, a product of 2 million elements was flushed in one half.
+            # Other threads of the pool would not flush: with two, half of a product of 2 million elements was flushed.
             self._threads = 1
         self._saved: tuple[int, bool, tuple[bool, bool], bool, str] | None = None
 
