@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 __all__ = ["CompareTests", "Wanted"]
 
 _MAX_ROWS: Final = 10
+# Options of the marker that are not those of `shadowrun.compare`.
 _OWN: Final = ("ref", "fail_on", "allow", "skip", "target")
-"""Options of the marker that are not those of `shadowrun.compare`."""
+# Fixtures that call no operator: a test with these alone is not slowed down by the comparison of its fixtures.
 _OF_PYTEST: Final = frozenset({
     *("request", "pytestconfig", "cache", "capsys", "capsysbinary", "capfd", "capfdbinary", "caplog"),
     *("monkeypatch", "recwarn", "record_property", "record_testsuite_property", "record_xml_attribute"),
     *("tmp_path", "tmp_path_factory", "tmpdir", "tmpdir_factory", "testdir", "pytester", "worker_id", "testrun_uid"),
     *("shadowrun_run", "known_classes"),
 })  # fmt: skip
-"""Fixtures that call no operator: a test with these alone is not slowed down by the comparison of its fixtures."""
 _FAILING: Final = ("unsupported", "error", "mismatch", "fallback")
 
 

@@ -42,6 +42,7 @@ _HINT: Final = "If the new results are right, add their class by: pytest --known
 _written: pytest.StashKey[dict[Path, int]] = pytest.StashKey()
 _COMPARE: Final = "shadowrun-compare"
 _MAX_LINES: Final = 10
+# Options with one value: ``--shadowrun-ref``, and ``shadowrun_ref`` in the configuration of pytest.
 _OPTIONS: Final = {
     "target": ("TARGET", "compare the operators of each test with another platform: npu, 'cpu[threads=1]', sim"),
     "ref": ("REF", "platform to trust (default: cpu)"),
@@ -50,7 +51,6 @@ _OPTIONS: Final = {
     "baseline": ("DATA", "data file of an earlier session, for --shadowrun-fail-on new"),
     "flaws": ("A,B", "simulate the target with these flaws; `shadowrun platforms --flaws` lists them"),
 }
-"""Options with one value: ``--shadowrun-ref``, and ``shadowrun_ref`` in the configuration of pytest."""
 _LISTS: Final = {
     "report": ("FILE", "write the report of the session, as -o of `shadowrun report` (may be repeated)"),
     "import": ("MODULE", "import this package first: it registers the device (may be repeated)"),
@@ -202,7 +202,7 @@ class KnownClasses:
         Args:
             outputs: Patterns of ``module/operator`` whose results are written; the last call of each step by default.
                 A check compares what the file has.
-            name: Tells several checks of one test apart; they are numbered by default.
+            name: Distinguishes several checks of one test; they are numbered by default.
             **options: Of `shadowrun.record`.
 
         Returns:

@@ -81,6 +81,7 @@ class Run:
         self.baseline: Baseline | None = None
         # Reading the calls takes most of the time of a report: kept until the file changes.
         self._table: tuple[tuple[int, int], CallGroups] | None = None
+        self._charts: Charts | None = None
         self._found: tuple[CallGroups, list[Finding]] | None = None
 
     @property
@@ -225,7 +226,23 @@ class Run:
 
     def charts(self) -> Charts:
         """Series for pictures: errors along the graph, by module and step, and times; this reads all calls."""
-        return analysis.read_charts(self._data, self._read(), self.first_divergence())
+        self.read_calls(charts=True)
+        assert self._charts is not None
+        return self._charts
+
+    def read_calls(self, *, charts: bool) -> None:
+        """Read the calls now, if they are not read already; reports that have pictures ask for them before all else.
+
+        Args:
+            charts: Read the series for pictures in the same pass.
+        """
+        self._sync()
+        version = self._data.version
+        if self._table is not None and self._table[0] == version and (self._charts is not None or not charts):
+            return
+        reader = analysis.ChartsReader(self._data, self.first_divergence()) if charts else None
+        table = CallGroups.read(self._data, reader)
+        self._table, self._charts = (version, table), None if reader is None else reader.charts(table)
 
     def notes(self) -> list[Note]:
         """Calls that could not be verified, and matches with a cause worth knowing."""
@@ -248,12 +265,9 @@ class Run:
         """
         self._sync()
         excused: set[int] = set()
-        # Grouping all calls takes time that is only needed with a ledger.
         if (ledger := self._ledger()).lines:
-            rows = (row for row in self._read().rows if row.outcome.status is Status.MISMATCH)
-            excused = {
-                row.group.context_id for row in rows if ledger.excuse("mismatch", row.context.op, (row.context.module,))
-            }
+            contexts = analysis.read_contexts(self._data)
+            excused = {n for n, c in contexts.items() if ledger.excuse("mismatch", c.op, (c.module,))}
         return first_mismatch(self._data, excused)
 
     def coverage(self) -> Coverage:
@@ -490,10 +504,8 @@ class Run:
         """Called before each read; a comparison that still records flushes here."""
 
     def _read(self) -> CallGroups:
-        self._sync()
-        version = self._data.version
-        if self._table is None or self._table[0] != version:
-            self._table = (version, CallGroups.read(self._data))
+        self.read_calls(charts=False)
+        assert self._table is not None
         return self._table[1]
 
 

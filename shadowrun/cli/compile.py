@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run"]
 
 # Neither 0, by which a gate would pass on what was never compared, nor 1, which is a fault.
+# Exit status if a graph could not be verified.
 _UNVERIFIED = 3
-"""Exit status if a graph could not be verified."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -181,7 +181,8 @@ def run(args: argparse.Namespace) -> int:
 
     with forgiving():
         data = "" if args.data == options.DATA_FILE else f" {shlex.quote(args.data)}"
-        options.print_report(run_document(comparison), args, always=True, more=f"shadowrun report{data} -v")
+        document = run_document(comparison, pictures=options.wants_pictures(args))
+        options.print_report(document, args, always=True, more=f"shadowrun report{data} -v")
         # The last line on the screen is the gate already.
         at_terminal = args.format is None and sys.stdout.isatty() and sys.stderr.isatty()
         passed = comparison.gate(args.fail_on).passed if at_terminal else passes(comparison, args.fail_on)

@@ -22,6 +22,7 @@ from shadowrun.compiled.rounding import (
     PerturbedRounding,
     RandomRecorder,
     RandomResults,
+    filled_memory,
     is_random,
     perturbed,
 )
@@ -127,7 +128,15 @@ class Graph:
             met.append(mode.mantissa)
             return self.values(out, inputs)
 
-        return ReferenceRuns(truth, perturbed_run, self.statistics, lambda: min(met))
+        def filled_run() -> Sequence[Value] | None:
+            try:
+                inputs = snapshot.fresh()
+                with filled_memory():
+                    return self.eager(inputs)[1]
+            except RuntimeError:  # an operator may refuse NaN
+                return None
+
+        return ReferenceRuns(truth, perturbed_run, filled_run, self.statistics, lambda: min(met))
 
 
 def copy_graph(module: fx.GraphModule) -> fx.GraphModule:

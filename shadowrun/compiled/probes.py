@@ -234,7 +234,7 @@ def _value(argument: Any, values: dict[str, Any]) -> Any:
 
 
 def intermediates(graph: Graph, snapshot: Snapshot, values: dict[str, Any]) -> Probe:
-    """The graph with everything that it computes on the way as its results."""
+    """The graph with all intermediate values as its results."""
     return prefix(graph, snapshot, values, tensor_nodes(graph.module.graph, values), live_only=False)
 
 

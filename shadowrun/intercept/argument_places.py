@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Given = Mapping[str, Any]
     Look = Callable[[Given], Iterator[str]]
 
-__all__ = ["has_places", "misplaced"]
+__all__ = ["has_places", "why_out_of_bounds"]
 
 
 def has_places(name: str) -> bool:
@@ -30,7 +30,7 @@ def has_places(name: str) -> bool:
     return bool(_looks(name))
 
 
-def misplaced(name: str, given: Given) -> str:
+def why_out_of_bounds(name: str, given: Given) -> str:
     """Why a call would read or write outside of its tensors; empty where nothing is known against it.
 
     Args:
@@ -91,8 +91,8 @@ def _embedding(given: Given) -> Iterator[str]:
 
 
 _PER_CHANNEL: Final = ("weight", "bias", "running_mean", "running_var")
+# Of each channel too; evaluation saves nothing.
 _SAVED: Final = ("save_mean", "save_invstd", "save_var")
-"""Of each channel too; evaluation saves nothing."""
 
 
 def _batch_norm(given: Given) -> Iterator[str]:
@@ -167,8 +167,8 @@ def _pooled(n_dims: int, *, back: bool) -> Look:
     return look
 
 
+# How many sizes an argument may have, besides one for each dimension.
 _LENGTHS: Final = {"kernel_size": (1,), "padding": (1,), "dilation": (1,), "stride": (0, 1), "output_size": ()}
-"""How many sizes an argument may have, besides one for each dimension."""
 
 
 def _has_sizes(n_dims: int) -> Callable[[tuple[str, Any]], bool]:
@@ -455,6 +455,7 @@ def _grouped(given: Given) -> Iterator[str]:
             yield f"{name} is empty"
 
 
+# By a pattern of names without namespace and overload.
 _FAMILIES: Final[dict[str, Look]] = {
     "_fft_(c2c|c2r|r2c)": _transform,
     "embedding_dense_backward": _embedding,
@@ -488,4 +489,3 @@ _FAMILIES: Final[dict[str, Look]] = {
     "_chunk_cat": _chunks,
     "_scaled_grouped_mm_v2": _grouped,
 }
-"""By a pattern of names without namespace and overload."""

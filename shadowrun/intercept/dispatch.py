@@ -25,8 +25,8 @@ __all__ = ["ModeToggle", "Observer", "ShadowMode", "dispatch_overhead_ns", "plan
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _planning = threading.Lock()
+# `inside`: a call with DTensors runs on this thread.
 _distributed = threading.local()
-"""`inside`: a call with DTensors runs on this thread."""
 _TRIALS, _CALLS = 5, 100
 
 

@@ -139,7 +139,7 @@ def _legacy_config() -> Any:
 
 @contextlib.contextmanager
 def inner_operators(found: list[str], skipped: frozenset[str]) -> Iterator[None]:
-    """Add the innermost operators that run on this thread meanwhile, in their order, without overload names.
+    """While inside, add the innermost operators that run on this thread, in their order, without overload names.
 
     Args:
         found: Is added to.
@@ -441,7 +441,7 @@ live_storage: Callable[[int], torch.UntypedStorage | None] = optional(
 
 
 def in_transform() -> bool:
-    """Whether a functorch transform (vmap, grad) is on the way. Seen on 2.11 and 2.13."""
+    """Whether a functorch transform (vmap, grad) is active. Seen on 2.11 and 2.13."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 

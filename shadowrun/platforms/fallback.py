@@ -253,10 +253,8 @@ def _base(name: str) -> str:
 
 
 def _override(to_cpu: Callable[[list[Any]], list[torch.Tensor]], key: str) -> torch.library.Library | None:
-    """Take over `aten::_to_cpu` for a device's key, and for calls without any tensor of the device.
-
-    The latter reach the kernel for all keys: an operator without tensor inputs moves an empty list.
-    """
+    """Take over `aten::_to_cpu` for a device's key, and for calls without any tensor of the device."""
+    # The latter reach the kernel for all keys: an operator without tensor inputs moves an empty list.
     torchplatform.prepare_wrapped_numbers()
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:

@@ -35,8 +35,8 @@ __all__ = ["RepairTrials", "Repaired"]
 
 _MAX_OPERATORS: Final = 12
 _STEPS_EACH: Final = 3
+# Elements of a result that is looked at as the loss: a larger one is none.
 _MAX_LOSS: Final = 1 << 16
-"""Elements of a result that is looked at as the loss: a larger one is none."""
 _MAX_LOST: Final = 200
 _DROPOUT: Final = "aten::native_dropout"
 
@@ -189,7 +189,7 @@ class _Trial:
         follows = (not on_target, on_target or not role.on_ref, True)
         for chain, runs in zip(self._chains, follows, strict=True):
             if runs:
-                chain.before(call)
+                chain.take_inputs(call)
             else:
                 chain.leave_out()
 

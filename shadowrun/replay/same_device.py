@@ -401,7 +401,7 @@ class SameDevicePath:
             )
         drift = context.drift
         if drift is not None:
-            with_isolated_warnings(drift.before, (), (call,))
+            with_isolated_warnings(drift.take_inputs, (), (call,))
         # Without the restore, a second run after a lack of memory would draw other numbers.
         own = run_before_copies(run_own, call, copies, None if rng is None else lambda: _restore(rng))
         if copies.problem is None and are_too_large(plan, own.out, self._max_bytes):

@@ -6,7 +6,7 @@ import dataclasses
 import os.path
 from typing import TYPE_CHECKING, Protocol
 
-from shadowrun.analysis.effects import read_repairs
+from shadowrun.analysis.drift_effects import read_repairs
 from shadowrun.analysis.wording import plural
 from shadowrun.report.baseline import baseline_section
 from shadowrun.report.descriptions import (
@@ -107,6 +107,9 @@ class Source(Protocol):
     def charts(self) -> Charts:
         """As in `Run`."""
 
+    def read_calls(self, *, charts: bool) -> None:
+        """As in `Run`."""
+
     def known(self) -> LedgerUse:
         """As in `Run`."""
 
@@ -141,8 +144,15 @@ class Source(Protocol):
         """As in `Run`."""
 
 
-def run_document(run: Source) -> Document:
-    """The report on a run."""
+def run_document(run: Source, *, pictures: bool = False) -> Document:
+    """The report on a run.
+
+    Args:
+        run: The run.
+        pictures: Whether HTML will be made of it: then what its pictures need is read together with the rest.
+    """
+    if pictures:
+        run.read_calls(charts=True)
     info, coverage, findings, known = run.info, run.coverage(), run.findings(), run.known()
     gate, regions, first, operators = run.gate(), run.regions(), run.first_divergence(), run.summary()
     drift, steps, sources, counts = run.drift(), run.steps(), run.sources(), run.counts()

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
         RegionSummary,
         Skipped,
     )
-    from shadowrun.analysis.effects import Repair
+    from shadowrun.analysis.drift_effects import Repair
     from shadowrun.store.sources import SourceRun
     from shadowrun.types import OpRecord
 

@@ -1,6 +1,7 @@
 """A vendor's package, installed with its metadata: the skeleton of `examples/vendor_plugin`, and broken ones."""
 
 import argparse
+import contextlib
 import os
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 import shadowrun
 from shadowrun.cli import campaign
 from shadowrun.errors import UsageError
-from shadowrun.platforms import backends, plugin_file
+from shadowrun.platforms import backends, devices, plugin_file, unsupported
 
 ROOT = Path(__file__).parents[2]
 SKELETON = ROOT / "examples" / "vendor_plugin"
@@ -223,6 +224,19 @@ def test_a_wrong_file_is_refused(brought, text, says):
     with pytest.raises(UsageError) as caught:
         brought(text)
     assert says in str(caught.value)
+
+
+def test_the_list_of_platforms_shows_what_was_read(brought):
+    brought("[settings]\nmode = {apply = 'chip.settings:mode'}\n[[known]]\noperator='x'\nplatform='chip'\nreason='y'")
+    (found,) = (device for device in devices() if device.device_type == "chip")
+    assert found.detail.endswith("; described by chip: settings mode; 1 known issue")
+
+
+def test_the_broken_file_of_another_device_ends_no_run(brought):
+    with contextlib.suppress(UsageError):
+        brought("streams = 1")
+    unsupported._patterns.cache_clear()
+    assert not unsupported.classify(NotImplementedError("no")).supported
 
 
 def test_a_missing_file_is_named(brought):

@@ -95,6 +95,7 @@ def as_module(graph: Graph, device: torch.device, *, cloned: bool = False) -> fx
     inputs = [code.placeholder(f"x{k}") for k in range(len(graph.inputs))]
     if cloned:
         inputs = [
+            # A leaf that requires gradients cannot be written to.
             code.call_function(torch.clone, (x,)) if i.requires_grad else x
             for x, i in zip(inputs, graph.inputs, strict=True)
         ]

@@ -17,7 +17,7 @@ import torch
 from shadowrun.intercept.plan import OpPlan, make_plan
 from shadowrun.numerics.form import dtype_name
 from shadowrun.studies.campaign.mutators.execution import RELATIONS
-from shadowrun.studies.campaign.mutators.tensors import in_place_form
+from shadowrun.studies.campaign.mutators.written import in_place_form
 from shadowrun.studies.sweep.batch_arguments import batch_arguments
 from shadowrun.studies.sweep.cases import Part
 from shadowrun.studies.sweep.inputs import transposed
@@ -42,8 +42,8 @@ __all__ = ["EXPLANATIONS", "PARTS", "REFERENCE_FORM", "RELATIONS", "Metamorphic"
 PARTS: Final = {"slice": Part.SLICE, "layout": Part.LAYOUT, "tail": Part.TAIL}
 # Each call of a variant is made at least twice more: of long programs, the first ones.
 _MAX_CALLS: Final = 64
+# Elements of a call that are computed alone: each is a call.
 _MAX_TAIL: Final = 48
-"""Elements of a call that are computed alone: each is a call."""
 EXPLANATIONS: Final = {
     "slice": "in a batch and alone differ",
     "permutation": "in another order of the batch differ",
@@ -182,6 +182,7 @@ class Metamorphic:
         while kept < len(straight) and _has_batch(straight[kept], turned[kept], n):
             kept += 1
         if kept:
+            # The results in order are turned, and not the inputs once more: the target must compute each form once.
             back = tuple(v.flip(0) for v in straight[:kept] if isinstance(v, torch.Tensor))
             variant = LayoutVariant(args, kwargs, "reversed", places)
             yield Pair(variant, names[:kept], *other, turned[:kept], back)

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["classes_document", "known_document", "plots_of"]
 
+# Outputs that the table of letters has columns for; CSV and JSON have all.
 _MAX_OUTPUTS: Final = 12
-"""Outputs that the table of letters has columns for; CSV and JSON have all."""
 
 _ALL: Final = Limits(100, 200, 1000)
 _MAX_VALUES: Final = 8

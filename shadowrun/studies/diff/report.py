@@ -110,10 +110,11 @@ class _Report:
 
     # -- blocks --------------------------------------------------------------------------------------
 
-    def _headline(self) -> Iterator[str]:
+    def _headline(self) -> Iterator[Cell]:
         provenance = self._found.provenance
         if not provenance.is_same:
-            yield f"PROVENANCE DIFFERS: {provenance.line}. No difference below is credited to the platforms."
+            text = f"PROVENANCE DIFFERS: {provenance.line}. No difference below is credited to the platforms."
+            yield (Span(text, opens=provenance.unnamed),) if provenance.unnamed else text
         if provenance.versions:
             listed = ", ".join(f"{v.name} {v.first} and {v.second}" for v in provenance.versions)
             yield f"VERSIONS DIFFER: {listed}. No difference below is credited to the hardware."

@@ -332,7 +332,7 @@ def _with_combinations(sweep: Sweep, runner: _Runner, n_most: int) -> Sweep:
         runner.plan(1)
         mitigations = candidates[0]
         trial = runner.trial(mitigations, runner.record(mitigations))
-        # The program as it is runs again next to it: the machine may have become slower meanwhile.
+        # The program as it is runs again next to it: the machine may have become slower since.
         runner.n_planned += len(runner.platforms) * runner.n_runs
         base, trial = runner.time([sweep.base, trial])
         sweep = replace(sweep, base=base, combinations=(*sweep.combinations, trial))

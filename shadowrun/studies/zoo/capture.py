@@ -1,7 +1,7 @@
 """Programs as graphs: records the operator calls of a function, as they reach the kernels.
 
 `capture` runs the function once, on the CPU or wherever its tensors are. A dispatch mode sees each call below autograd,
-and tells by storage, offset, sizes and strides which tensor is a result of an earlier call. All others are inputs:
+and finds by storage, offset, sizes and strides which tensor is a result of an earlier call. All others are inputs:
 they get names, and fills fitted to their values at that time, so that the graph runs on generated values.
 """
 
@@ -432,6 +432,7 @@ class _Call(NamedTuple):
 
 
 _SAME_MEMORY: Final = ("aten::detach", "aten::alias")
+# They only raise, name a stretch of a profile, or return a choice of the device's.
 _ASSERTS: Final = (
     "profiler::",
     "aten::_assert",
@@ -439,7 +440,6 @@ _ASSERTS: Final = (
     "aten::sym_constrain",
     "aten::_fused_sdp_choice",
 )
-"""They only raise, name a stretch of a profile, or return a choice of the device's."""
 
 
 def _has_gradient(described: Input) -> bool:

@@ -409,6 +409,7 @@ def _input(
     return Input(name, sizes, found, Fill(kind, low, high), steps, offset, bool(requires_grad), role)
 
 
+# Dtypes that values can be made in: not those of quantized tensors, nor those that kernels do not know.
 _DTYPES: Final = {
     name: getattr(torch, name)
     for name in (
@@ -417,7 +418,6 @@ _DTYPES: Final = {
         *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
     )
 }
-"""Dtypes that values can be made in: not those of quantized tensors, nor those that kernels do not know."""
 _MAX_INTEGER: Final = 2.0**62
 
 

@@ -21,7 +21,7 @@ from shadowrun.studies.zoo import values
 from shadowrun.studies.zoo.capture import tensors_in
 from shadowrun.studies.zoo.fills import described
 from shadowrun.studies.zoo.graph import Graph, Input, Node, Ref, Runner, from_json, refs_in, to_json
-from shadowrun.studies.zoo.sources.apart import Apart, Candidate
+from shadowrun.studies.zoo.sources.isolated import Candidate, IsolatedCalls
 from shadowrun.studies.zoo.sources.source import RUNS, Collected, LeftOut, checked
 from shadowrun.torch_private import schema_of
 
@@ -34,24 +34,24 @@ __all__ = ["MAX_OPERATORS", "SOURCE", "mine"]
 
 SOURCE: Final = "subgraphs"
 MAX_OPERATORS: Final = 6
+# Subgraphs of one size that are looked at for one operator: of hubs there would be millions.
 _EACH: Final = 6
-"""Subgraphs of one size that are looked at for one operator: of hubs there would be millions."""
+# Programs made of one pattern, with inputs of different sizes.
 _FORMS: Final = 3
-"""Programs made of one pattern, with inputs of different sizes."""
+# Programs that a subgraph names as its origin.
 _NAMED: Final = 8
-"""Programs that a subgraph names as its origin."""
+# Calls of a program that are looked at.
 _MAX_NODES: Final = 3000
-"""Calls of a program that are looked at."""
+# Values of a program that are kept at once, to describe the inputs of its subgraphs. With no bound, the two programs of
+# longformer left 2.1 GB behind: what is freed between small objects that stay goes not back.
 _MAX_BYTES: Final = 1 << 28
-"""Values of a program that are kept at once, to describe the inputs of its subgraphs. With no bound, the
-two programs of longformer left 2.1 GB behind: what is freed between small objects that stay goes not back."""
+# Patterns whose counts are kept, some 200 bytes each. Above, half are forgotten, those of the fewest programs: one that
+# comes again is counted from then on.
 _MAX_COUNTED: Final = 1 << 20
-"""Patterns whose counts are kept, some 200 bytes each. Above, half are forgotten, those of the fewest programs:
-one that comes again is counted from then on."""
 
 
+# Occurrences, and programs with one, by pattern.
 _Counts: TypeAlias = dict[str, tuple[int, int]]
-"""Occurrences, and programs with one, by pattern."""
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ def mine(
     max_operators: int = MAX_OPERATORS,
     min_programs: int = 2,
     most: int = 2000,
-    apart: bool = False,
+    isolated: bool = False,
 ) -> Collected:
     """Subgraphs that occur several times in these programs.
 
@@ -86,7 +86,7 @@ def mine(
         max_operators: Most operators of one; views do not count.
         min_programs: Programs that have to have it.
         most: Patterns that become programs, those that occur most often first.
-        apart: Look at each program in a worker process with limits of time and memory.
+        isolated: Look at each program in a worker process with limits of time and memory.
 
     Returns:
         Programs in the order of their counts, and what was left out.
@@ -130,7 +130,7 @@ def mine(
         total = 2 * len(usable)
         return lambda done, _, name: on_progress(min(before + done, total), total, name)
 
-    with Apart(apart=apart) as processes:
+    with IsolatedCalls(isolated=isolated) as processes:
         processes.each(occurrences, usable, graph_of, counted, skip, progress(0))
         # The sort is stable: patterns of one count stay in the order of the programs.
         frequent = sorted((key for key, (_, n) in counts.items() if n >= min_programs), key=lambda key: -counts[key][0])

@@ -1,4 +1,4 @@
-"""What somebody else wrote: each candidate for a program is read and run in a worker process with limits.
+"""Candidates of an untrusted source: each candidate for a program is read and run in a worker process with limits.
 
 One that crashes, hangs or takes all memory costs itself only.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.zoo.graph import Graph
     from shadowrun.studies.zoo.sources.source import Collected
 
-__all__ = ["READ", "Apart", "Candidate", "caller", "candidates_below", "read_each", "worker"]
+__all__ = ["READ", "Candidate", "IsolatedCalls", "caller", "candidates_below", "read_each", "worker"]
 
 READ: Final = "read"
 _SECONDS: Final = 300.0
@@ -59,7 +59,7 @@ def read_each(
     candidates: Sequence[Candidate],
     on_progress: Callable[..., None],
     *,
-    apart: bool,
+    isolated: bool,
 ) -> None:
     """Make programs of candidates.
 
@@ -68,9 +68,9 @@ def read_each(
         reader: A function of a module, which makes the graph of what a candidate is given.
         candidates: In order.
         on_progress: Called with done, total and name.
-        apart: In a worker process, where the system has those; else in this process, without limits.
+        isolated: In a worker process, where the system has those; else in this process, without limits.
     """
-    if not (apart and os.name == "posix"):
+    if not (isolated and os.name == "posix"):
         for number, candidate in enumerate(candidates):
             on_progress(number, len(candidates), candidate.name)
             graph = found.tried(READ, candidate.name, partial(reader, candidate.given))
@@ -98,15 +98,15 @@ def read_each(
         pool.run()
 
 
-class Apart:
+class IsolatedCalls:
     """Calls functions on candidates, each call in a worker process with limits; use it in a ``with`` block.
 
     Args:
-        apart: Where the system has processes; else in this process, without limits.
+        isolated: Where the system has processes; else in this process, without limits.
     """
 
-    def __init__(self, *, apart: bool) -> None:
-        self._pool = _pool("caller", {}) if apart and os.name == "posix" else None
+    def __init__(self, *, isolated: bool) -> None:
+        self._pool = _pool("caller", {}) if isolated and os.name == "posix" else None
 
     def __enter__(self) -> Self:
         return self
