@@ -30,7 +30,7 @@ __all__ = ["LOOK_EVERY", "BlockBuffer", "LastRow", "placement"]
 _MAX_CALLS: Final = 2048
 _MAX_RESULTS: Final = 20_000  # a fused optimizer writes to thousands of tensors in one call
 _FLUSH_S: Final = 1.0  # what a killed process loses
-LOOK_EVERY: Final = 64
+LOOK_EVERY: Final = 16
 """After so many calls the clock is looked at; `native/record_call.c` has it too."""
 # A program with a scalar that changes at each step makes new contexts for ever: after so many, they are forgotten.
 _MAX_KNOWN: Final = 50_000

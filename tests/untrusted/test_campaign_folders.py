@@ -661,18 +661,18 @@ def test_the_file_of_a_zoo_counts_and_is_packed(monkeypatch):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere memory is not known")
 def test_memory_of_a_variant_is_what_there_is_at_most(monkeypatch):
-    monkeypatch.setattr(limits, "_left", lambda: 10 << 30)
+    monkeypatch.setattr(limits, "_available_bytes", lambda: 10 << 30)
     assert at_most_free(1 << 62) == 9 << 30
     assert at_most_free(5) == 5
-    monkeypatch.setattr(limits, "_left", lambda: 1 << 20)
+    monkeypatch.setattr(limits, "_available_bytes", lambda: 1 << 20)
     assert at_most_free(1 << 62) == 1 << 30  # nothing would run in less
-    monkeypatch.setattr(limits, "_left", lambda: None)
+    monkeypatch.setattr(limits, "_available_bytes", lambda: None)
     assert at_most_free(1 << 62) == 1 << 62
 
 
 def test_a_campaign_takes_what_there_is_at_most(monkeypatch):
     given = []
-    monkeypatch.setattr(limits, "_left", lambda: 10 << 30)
+    monkeypatch.setattr(limits, "_available_bytes", lambda: 10 << 30)
     monkeypatch.setattr(engine, "Pool", lambda *args: given.append(args[3]) or Stopped())
     Engine(folder_of(memory_bytes=1 << 62)).run()
     assert given[0].n_bytes == 9 << 30

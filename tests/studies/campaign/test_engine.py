@@ -207,7 +207,7 @@ print(Engine(Folder.open(Path(sys.argv[1])), jobs=2, entry=sys.argv[2]).run().na
 
 def test_killed_it_goes_on_and_says_the_same(tmp_path, knobs, whole):
     """SIGKILL of a worker, then of all of it; nothing is lost but what was in hand, and nothing is there twice."""
-    knobs(hang=[200])  # or a busy machine would run all of it before it looks
+    knobs(hang=[60, 160])  # or a busy machine would run all of it before it looks
     where = folder(tmp_path / "c")
     command = [sys.executable, "-c", COMMAND, str(where.path), ENTRY]
     main = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -233,7 +233,7 @@ def test_killed_it_goes_on_and_says_the_same(tmp_path, knobs, whole):
 
 
 def test_ctrl_c_stops_it_and_it_goes_on(tmp_path, knobs, whole, interrupts):
-    knobs(hang=[200])
+    knobs(hang=[60, 160])
     where = folder(tmp_path / "c")
     main = subprocess.Popen([sys.executable, "-c", COMMAND, str(where.path), ENTRY], stdout=subprocess.PIPE, text=True)
     wait_for(where, 30, main)
