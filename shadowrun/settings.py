@@ -56,15 +56,15 @@ NEW, WORSE = "new", "worse"
 _MAX_PATTERN = 1000
 LEDGER = "shadowrun.toml"
 _PYPROJECT, _OWN = "pyproject.toml", LEDGER
+# Settings in a platform's name: ``[threads=1]`` is no set of characters.
 _SETTINGS = re.compile(r"\[[^\[\]*?]+=[^\[\]*?]*\]\Z")
-"""Settings in a platform's name: ``[threads=1]`` is no set of characters."""
+# torch's names of the dtypes for which a tolerance has a meaning, and the short names in reports.
 _SHORT = {
     "float16": "f16", "half": "f16", "bfloat16": "bf16", "float32": "f32", "float": "f32", "float64": "f64",
     "double": "f64", "complex32": "c32", "complex64": "c64", "complex128": "c128", "float8_e4m3fn": "f8e4m3fn",
     "float8_e5m2": "f8e5m2", "float8_e4m3fnuz": "f8e4m3fnuz", "float8_e5m2fnuz": "f8e5m2fnuz",
     "float8_e8m0fnu": "f8e8m0fnu",
 }  # fmt: skip
-"""torch's names of the dtypes for which a tolerance has a meaning, and the short names in reports."""
 # tomllib gives no line numbers, and a ledger's messages need them.
 _KNOWN_HEADER = re.compile(r"^[ \t]*\[\[\s*(?:tool\s*\.\s*shadowrun\s*\.\s*)?known\s*\]\]", re.MULTILINE)
 

@@ -205,3 +205,41 @@ with shadowrun.compare("cpu[threads=1]", settings=False, ranks=0) as run:
 assert run.counts()["match"] == 2, run.counts()
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+
+
+def test_stop_on_is_exact_on_an_asynchronous_device():
+    with sim.asynchronous():
+        x = value("sim")
+        with pytest.raises(UsageError, match="stop_on= raises at the call itself"):
+            compared(stop_on="mismatch", asynchronous=True)
+        with pytest.raises(CallFindingError) as caught, compared(stop_on="mismatch"):
+            y = x @ x
+            y.sum()
+        assert line_of(caught) == "y = x @ x"
+        assert len(caught.value.actual) == 1
+
+
+def test_stop_on_is_exact_between_two_settings_of_a_device():
+    with sim.flaws():
+        x = value("sim")
+        with pytest.raises(CallFindingError) as caught, compared("sim[tf32=on]", stop_on="mismatch"):
+            y = x @ x
+            y.sum()
+        assert line_of(caught) == "y = x @ x"
+        assert not torch.equal(caught.value.actual[0].cpu(), caught.value.expected[0].cpu())
+
+
+def test_on_finding_where_another_thread_compares():
+    found, threads = [], set()
+
+    def note(finding):
+        found.append(finding.op)
+        threads.add(threading.get_ident())
+
+    with sim.asynchronous():
+        x = value("sim")
+        with compared(on_finding=note) as run:
+            x @ x
+            run.step()
+            assert found == ["aten::mm"]
+    assert threads == {threading.get_ident()}

@@ -290,3 +290,88 @@ def test_xdist(pytester):
     assert [f.n_calls for f in run.findings()] == [7]
     assert "<failure" in (pytester.path / "r.xml").read_text("utf-8")
     assert {p.name for p in Path(pytester.path).glob(".shadowrun.gw?")} <= {".shadowrun.gw0", ".shadowrun.gw1"}
+
+
+FIXTURES = """
+import pytest, torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+def lerp():
+    return torch.lerp(torch.ones(2), torch.ones(2), 0.5)
+
+@pytest.fixture
+def made():
+    return lerp()
+
+@pytest.fixture(scope="module")
+def wider():
+    lerp()
+    yield
+    lerp()
+
+@pytest.fixture
+def fails():
+    lerp()
+    raise ValueError("not here")
+
+@pytest.fixture
+def ends():
+    yield
+    lerp()
+
+class Counting(TorchDispatchMode):
+    n = 0
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        Counting.n += 1
+        return func(*args, **(kwargs or {}))
+
+@pytest.fixture
+def counting():
+    with Counting():
+        lerp()
+        yield
+        lerp()
+
+def test_uses(made):
+    torch.ones(2) + 1
+
+def test_none():
+    torch.ones(2) + 1
+
+def test_first_of_wider(wider):
+    pass
+
+def test_second_of_wider(wider):
+    torch.ones(2) + 1
+
+def test_with_a_mode(counting):
+    torch.ones(2) + 1
+
+def test_the_mode_saw_its_own():
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as stack
+    assert not [mode for mode in stack() if isinstance(mode, Counting)]
+    assert Counting.n == 8, Counting.n
+
+def test_cannot_be_set_up(fails):
+    pass
+
+def test_ends(ends):
+    torch.ones(2) + 1
+"""
+
+
+def test_fixtures_are_compared_for_their_tests(suite, pytester):
+    result = suite(FIXTURES, "--shadowrun", "sim", "--junitxml", "j.xml", "-rA")
+    result.assert_outcomes(passed=4, failed=3, errors=2)
+    said = result.stdout.str()
+    for test, of in (("FAILED", "uses"), ("FAILED", "first_of_wider"), ("FAILED", "with_a_mode"), ("ERROR", "ends")):
+        assert f"{test} test_suite.py::test_{of} - Failed: shadowrun: " in said, of
+    assert "ERROR test_suite.py::test_cannot_be_set_up - ValueError: not here" in said
+    found = properties(pytester.path / "j.xml")
+    assert [name for name, _ in found["test_ends"]] == ["shadowrun_calls", "shadowrun_finding"]
+    assert found["test_cannot_be_set_up"][1][1].startswith("unsupported of aten::lerp")
+    assert found["test_none"] == [("shadowrun_calls", "2")]
+    run = shadowrun.load(pytester.path / ".shadowrun", known=False)
+    # The second half of `wider` and of `counting`: of the last test, and not compared.
+    assert [f.n_calls for f in run.findings()] == [6]
+    assert len(run.steps()) == 8, "a test is a step, with its fixtures"

@@ -41,10 +41,51 @@ def test_constraints_name_every_dependency():
     assert {re.match(r"[\w-]+", requirement)[0] for requirement in wanted} <= pinned
 
 
-@pytest.mark.parametrize("name", TEXTS)
+def anchors(text):
+    """Anchors of the headings of a page, as GitHub and MyST make them."""
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    for title in re.findall(r"^#+ (.+)$", outside, re.MULTILINE):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title)
+        yield re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
+
+
+def dead_links(page, text):
+    """Links of a page to files or headings that are not there."""
+    outside = re.sub(r"^```.*?^```|`[^`\n]*`", "", text, flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", outside):
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        if "://" in target:
+            continue
+        if not file.exists():
+            yield target
+        elif anchor and file.suffix == ".md":  # Sphinx makes the headings of the command line
+            there = text if file == page else file.read_text(encoding="utf-8")
+            if anchor not in anchors(there) and file.name != "cli.md":
+                yield target
+
+
+@pytest.mark.parametrize("name", [*TEXTS, *(str(p.relative_to(ROOT)) for p in ROOT.glob("examples/**/*.md"))])
 def test_links_lead_somewhere(name):
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", read(name)):
-        assert (ROOT / name).parent.joinpath(target).exists(), target
+    assert list(dead_links(ROOT / name, read(name))) == []
+
+
+def test_a_dead_link_is_seen():
+    text = "# A `b` (c)\n[x](none.md) [x](README.md#none) [x](#a-b-c) [x](#d) `[x](no)` [x](https://a.invalid/#b)"
+    assert list(dead_links(ROOT / "README.md", text)) == ["none.md", "README.md#none", "#d"]
+
+
+def test_the_reference_of_the_api_has_every_public_name():
+    import shadowrun
+
+    text = read("docs/reference/api.md")
+    missing = [n for n in shadowrun.__all__ if not re.search(rf":: (shadowrun\.)?(\w+\.)*{n}$", text, re.MULTILINE)]
+    assert missing == []
+
+
+def test_troubleshooting_has_every_message():
+    listed = set(re.findall(r"messages\.md#([\w-]+)", read("docs/troubleshooting.md")))
+    assert set(re.findall(r"^### (.+)$", read("docs/messages.md"), re.MULTILINE)) - listed == set()
 
 
 def test_readme_commands_exist():

@@ -2,7 +2,7 @@
 
 from shadowrun.analysis.advice import for_authors
 from shadowrun.analysis.api_coverage import ApiCoverage, FunctionCoverage, api_coverage
-from shadowrun.analysis.call_groups import CallGroups, Skipped, Step
+from shadowrun.analysis.call_groups import CallGroups, Skipped, Step, read_contexts
 from shadowrun.analysis.changes import (
     Baseline,
     Change,
@@ -13,7 +13,7 @@ from shadowrun.analysis.changes import (
     changes,
     signatures,
 )
-from shadowrun.analysis.charts import Charts, read_charts
+from shadowrun.analysis.charts import Charts, ChartsReader
 from shadowrun.analysis.coverage import Coverage, MissingKernel, OperatorCoverage, operator_coverage
 from shadowrun.analysis.findings import (
     KINDS,
@@ -40,6 +40,7 @@ __all__ = [
     "CallGroups",
     "Change",
     "Charts",
+    "ChartsReader",
     "Coverage",
     "DriftStep",
     "Finding",
@@ -76,7 +77,7 @@ __all__ = [
     "finding_of_call",
     "for_authors",
     "operator_coverage",
-    "read_charts",
+    "read_contexts",
     "read_source",
     "signatures",
     "split_site",

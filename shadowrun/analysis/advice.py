@@ -92,6 +92,7 @@ _BY_REGION_KIND = {
 
 _NOTHING_HERE = "Nothing at this call."
 # Two texts for one cause: the author of a model can only avoid a call, the author of the kernel can repair it.
+# Cause to what the author of the model can do, and the author of the kernel.
 _FOR_AUTHORS: dict[Cause, tuple[str, str]] = {
     Cause.MISSING_OPERATOR: (
         "Use another operator here, or a decomposition into operators that the target has.",
@@ -163,7 +164,6 @@ _FOR_AUTHORS: dict[Cause, tuple[str, str]] = {
         "Profile {op} with the inputs of its fastest call.",
     ),
 }
-"""Cause to what the author of the model can do, and the author of the kernel."""
 
 
 def for_authors(cause: Cause | None, *, op: str, kernel: str = "") -> tuple[str, str] | None:

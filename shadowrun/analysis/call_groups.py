@@ -6,7 +6,7 @@ import random
 import statistics
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shadowrun.store.codec import decode_float
 from shadowrun.store.groups import Group, read_groups
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shadowrun.store.datafile import DataFile
     from shadowrun.store.sources import SourceRun
 
-__all__ = ["CallGroups", "Context", "Medians", "Outcome", "Row", "Skipped", "Step"]
+__all__ = ["CallGroups", "Context", "Medians", "Outcome", "Row", "SeriesReader", "Skipped", "Step", "read_contexts"]
 
 
 MAX_TIMES = 2**14
@@ -135,6 +135,16 @@ class Step:
     wall_s: float
 
 
+class SeriesReader(Protocol):
+    """What looks at each call while they are grouped."""
+
+    def begin(self, contexts: Mapping[int, Context], statuses: Mapping[int, Status]) -> None:
+        """All contexts, and the status of each outcome, by their numbers."""
+
+    def add(self, rows: list[tuple[Any, ...]]) -> None:
+        """Calls in their order; the columns are those of `shadowrun.store.groups.scan`."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallGroups:
     """The calls of a run, grouped: its size does not grow with the number of calls.
@@ -155,30 +165,23 @@ class CallGroups:
     sources: tuple[SourceRun, ...] = ()
 
     @classmethod
-    def read(cls, data: DataFile) -> CallGroups:
-        """Group the calls of a data file."""
-        # No joins: of a long name, each row would read all of it anew.
-        ops, sites = dict(data.query("select id, name from op")), dict(data.query("select id, text from site"))
-        contexts = {
-            number: Context(
-                ops[op],
-                inputs,
-                tuple(filter(None, dtypes.split(","))),
-                shapes,
-                module,
-                Phase(phase),
-                sites[site],
-                device,
-            )
-            for number, op, inputs, dtypes, shapes, module, phase, site, device in data.query(_CONTEXTS)
-        }
+    def read(cls, data: DataFile, series: SeriesReader | None = None) -> CallGroups:
+        """Group the calls of a data file.
+
+        Args:
+            data: The file.
+            series: Gets each call, in the same pass.
+        """
+        ops, contexts = dict(data.query("select id, name from op")), read_contexts(data)
         outcomes = {
             number: Outcome(Status(status), Cause(cause) if cause else None, explanation, missing)
             for number, status, cause, explanation, missing in data.query("select * from outcome")
         }
+        if series is not None:
+            series.begin(contexts, {number: outcome.status for number, outcome in outcomes.items()})
         medians = Medians({number: context.op for number, context in contexts.items()})
         # One pass over the calls gives both: it takes most of the time of a report.
-        groups = read_groups(data, medians.observe)
+        groups = read_groups(data, medians.observe, None if series is None else series.add)
         return cls(
             rows=tuple(Row(contexts[g.context_id], outcomes[g.outcome_id], g) for g in groups),
             skipped=_skipped(data, ops),
@@ -188,6 +191,18 @@ class CallGroups:
             medians=medians.by_op(),
             sources=data.sources,
         )
+
+
+def read_contexts(data: DataFile) -> dict[int, Context]:
+    """All contexts of a data file, by their numbers."""
+    # No joins: of a long name, each row would read all of it anew.
+    ops, sites = dict(data.query("select id, name from op")), dict(data.query("select id, text from site"))
+    return {
+        number: Context(
+            ops[op], inputs, tuple(filter(None, dtypes.split(","))), shapes, module, Phase(phase), sites[site], device
+        )
+        for number, op, inputs, dtypes, shapes, module, phase, site, device in data.query(_CONTEXTS)
+    }
 
 
 _CONTEXTS = "select id, op_id, inputs, dtypes, shapes, module, phase, site_id, device from context"

@@ -29,8 +29,8 @@ __all__ = [
 
 WORSE: Final = 2.0
 """A finding is worse if its error or its share of the operator's calls is more than so many times as large."""
+# `store.schema.SEVERITY` is a rank (NaN, form, beyond rounding) in millions, and the error within it.
 _RANK: Final = 1e6
-"""`store.schema.SEVERITY` is a rank (NaN, form, beyond rounding) in millions, and the error within it."""
 
 
 class Change(StrEnum):

@@ -1,6 +1,6 @@
 """Series for the pictures of a report: errors along the graph, by module and step, and where the time went.
 
-Two passes over the file, in pieces: its calls, and their differences. The result is bounded, whatever the run.
+Read in the pass that groups the calls, and in one over their differences. The result is bounded, whatever the run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from shadowrun.analysis.effects import DriftTrace
+from shadowrun.analysis.drift_effects import DriftTrace
 from shadowrun.store.codec import decode_float
 from shadowrun.store.groups import PIECE
 from shadowrun.store.records import REGION
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shadowrun.analysis.call_groups import CallGroups, Context, Step
-    from shadowrun.analysis.effects import Effects
+    from shadowrun.analysis.drift_effects import Effects
     from shadowrun.store.datafile import DataFile
     from shadowrun.types import OpRecord, Phase
 
-__all__ = ["FAILING", "Charts", "GraphPoint", "HeatCell", "HeatMap", "Module", "StepGraph", "StepTimes", "read_charts"]
+__all__ = ["FAILING", "Charts", "ChartsReader", "GraphPoint", "HeatCell", "HeatMap", "Module", "StepGraph", "StepTimes"]
 
 MAX_POINTS = 400
 MAX_STEP_CALLS = 40_000
@@ -35,10 +35,6 @@ MAX_CALLS = 3_000_000
 """Calls that are read: some five seconds. The pictures of a longer run are of its beginning."""
 FAILING = (Status.UNSUPPORTED, Status.ERROR, Status.MISMATCH, Status.FALLBACK)
 
-_CALLS = f"""
-select seq, step, context_id, outcome_id, ref_ns, target_ns, drift_abs, drift_rel
-from call join verdict on verdict.id = verdict_id where seq > ? order by seq limit {PIECE}
-"""  # noqa: S608 - no value from outside enters it
 _DIFFS = f"""
 select diff.seq, step, context_id, outcome_id, max(max_abs), max(max_ulp), max(excess_actual)
 from diff cross join call on call.seq = diff.seq join verdict on verdict.id = verdict_id
@@ -177,41 +173,20 @@ class Charts:
     is_whole: bool
 
 
-def read_charts(data: DataFile, table: CallGroups, first: OpRecord | None) -> Charts:
-    """Read the series of a run.
+class ChartsReader:
+    """Reads the series of a run, as a `SeriesReader` of its calls.
 
     Args:
         data: Its file.
-        table: Its calls, grouped.
         first: Its first divergence.
     """
-    reading = _Reading(data, table, first)
-    reading.calls()
-    reading.differences()
-    return Charts(
-        reading.graph(),
-        reading.heat_map(),
-        reading.times(table.steps),
-        sum(us for us, _ in reading.us.values()) / 1e6,
-        sum(us for _, us in reading.us.values()) / 1e6,
-        _modules(table),
-        reading.drift_trace.effects() if reading.has_drift else None,
-        reading.contexts,
-        reading.excess,
-        reading.ulp,
-        reading.n_calls,
-        reading.n_calls < MAX_CALLS,
-    )
 
-
-class _Reading:
-    """Sums over the rows of a file."""
-
-    def __init__(self, data: DataFile, table: CallGroups, first: OpRecord | None) -> None:
+    def __init__(self, data: DataFile, first: OpRecord | None) -> None:
         self._data = data
-        self.contexts: dict[int, Context] = {row.group.context_id: row.context for row in table.rows}
-        self._statuses = {row.group.outcome_id: row.outcome.status for row in table.rows}
-        self._regions = {n for n, context in self.contexts.items() if context.op.startswith(REGION)}
+        self.contexts: Mapping[int, Context] = {}
+        self._statuses: Mapping[int, Status] = {}
+        self._regions: set[int] = set()
+        self._failing: set[int] = set()
         low, high = next(data.query("select coalesce(min(step), 0), coalesce(max(step), 0) from call"))
         self._low, self._width = low, max(1, math.ceil((high - low + 1) / MAX_COLUMNS))
         self._high = high
@@ -232,41 +207,72 @@ class _Reading:
         self.drift_trace = DriftTrace()
         self.has_drift = False
         self.n_calls = 0
+        self._is_whole = True
         self._last = -1
 
-    def calls(self) -> None:
-        failing = {number for number, status in self._statuses.items() if status in FAILING}
-        n = PIECE
-        while self.n_calls < MAX_CALLS and n == PIECE:  # a piece that is not full is the last
-            rows = list(self._data.query(_CALLS, (self._last,)))
-            n = len(rows)
-            self._last = rows[-1][0] if rows else self._last
-            self.n_calls += n
-            for seq, step, context, outcome, ref_ns, target_ns, drift_abs, drift_rel in rows:
-                if context in self._regions:
-                    continue
-                column = self._column(step)
-                key = self.contexts[context].module, column
-                self._n[key] += 1
-                if outcome in failing:
-                    self._n_failed[key] += 1
-                if drift_rel is not None:
-                    drift = decode_float(drift_abs or 0.0), decode_float(drift_rel)
-                    self._drift[key] = _greater(self._drift.get(key, 0.0), drift[1])
-                    place = seq // self._data.block, step
-                    called = self.contexts[context]
-                    is_root = called.op == "aten::ones_like"
-                    self.drift_trace.add(place, called.phase, seq, (context, outcome), drift, is_root=is_root)
-                    self.has_drift = True
-                ref_us, target_us = self.us[column]
-                self.us[column] = ref_us + (ref_ns or 0) / 1e3, target_us + (target_ns or 0) / 1e3
-                if step == self._step and seq // self._data.block == self._source:
-                    self._n_of_step += 1
-                    if len(self._of_step) < MAX_STEP_CALLS:
-                        accumulated = -1.0 if drift_abs is None else decode_float(drift_abs)
-                        self._of_step.append((seq, context, outcome, accumulated))
+    def begin(self, contexts: Mapping[int, Context], statuses: Mapping[int, Status]) -> None:
+        """As in `SeriesReader`."""
+        self.contexts, self._statuses = contexts, statuses
+        self._regions = {n for n, context in contexts.items() if context.op.startswith(REGION)}
+        self._failing = {number for number, status in statuses.items() if status in FAILING}
 
-    def differences(self) -> None:
+    def add(self, rows: list[tuple[Any, ...]]) -> None:
+        """As in `SeriesReader`."""
+        if self.n_calls >= MAX_CALLS:
+            self._is_whole = False
+            return
+        self._last = rows[-1][0]
+        self.n_calls += len(rows)
+        failing, regions, block = self._failing, self._regions, self._data.block
+        for seq, step, context, outcome, ref_us, target_us, drift_abs, drift_rel in rows:
+            if context in regions:
+                continue
+            column = self._column(step)
+            key = self.contexts[context].module, column
+            self._n[key] += 1
+            if outcome in failing:
+                self._n_failed[key] += 1
+            if drift_rel is not None:
+                drift = decode_float(drift_abs or 0.0), decode_float(drift_rel)
+                self._drift[key] = _greater(self._drift.get(key, 0.0), drift[1])
+                called = self.contexts[context]
+                is_root = called.op == "aten::ones_like"
+                place = seq // block, step
+                self.drift_trace.add(place, called.phase, seq, (context, outcome), drift, is_root=is_root)
+                self.has_drift = True
+            sums = self.us[column]
+            self.us[column] = sums[0] + (ref_us or 0), sums[1] + (target_us or 0)
+            if step == self._step and seq // block == self._source:
+                self._n_of_step += 1
+                if len(self._of_step) < MAX_STEP_CALLS:
+                    accumulated = -1.0 if drift_abs is None else decode_float(drift_abs)
+                    self._of_step.append((seq, context, outcome, accumulated))
+
+    def charts(self, table: CallGroups) -> Charts:
+        """The series, once all calls were added.
+
+        Args:
+            table: The calls, grouped.
+        """
+        self._differences()
+        # In the order of their first call, and without those of calls that were only skipped.
+        self.contexts = {row.group.context_id: row.context for row in table.rows}
+        return Charts(
+            self._graph(),
+            self._heat_map(),
+            self._times(table.steps),
+            sum(us for us, _ in self.us.values()) / 1e6,
+            sum(us for _, us in self.us.values()) / 1e6,
+            _modules(table),
+            self.drift_trace.effects() if self.has_drift else None,
+            self.contexts,
+            self.excess,
+            self.ulp,
+            self.n_calls,
+            self._is_whole,
+        )
+
+    def _differences(self) -> None:
         last = -1
         of_step = {seq for seq, *_ in self._of_step}
         while rows := list(self._data.query(_DIFFS, (last, self._last))):
@@ -288,7 +294,7 @@ class _Reading:
     def _column(self, step: int) -> int:
         return int((step - self._low) // self._width)
 
-    def graph(self) -> StepGraph | None:
+    def _graph(self) -> StepGraph | None:
         if len(self._of_step) < 2:
             return None
         size = math.ceil(len(self._of_step) / MAX_POINTS)
@@ -316,7 +322,7 @@ class _Reading:
             start + at, len(rows), seq, where.op, where.module, where.phase, status, isolated, drift
         )  # fmt: skip
 
-    def heat_map(self) -> HeatMap | None:
+    def _heat_map(self) -> HeatMap | None:
         errors = self._drift or self._errors
         modules = list(dict.fromkeys(context.module for context in self.contexts.values() if context.module))
         modules = [module for module in modules if any(key[0] == module for key in errors)]
@@ -336,7 +342,7 @@ class _Reading:
             start = self._low + column * self._width
             yield start, min(self._high, start + self._width - 1)
 
-    def times(self, steps: Sequence[Step]) -> tuple[StepTimes, ...]:
+    def _times(self, steps: Sequence[Step]) -> tuple[StepTimes, ...]:
         """Of those steps whose duration is known; none in a run without steps."""
         found: dict[int, list[Step]] = defaultdict(list)
         for step in steps:

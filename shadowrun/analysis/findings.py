@@ -354,8 +354,8 @@ def _commands(finding: Finding, number: int, data: DataFile) -> tuple[str, ...]:
     return tuple(shown)
 
 
+# Context and outcome to the numbers of the calls whose inputs were captured.
 _Captured = dict[tuple[int, int], list[int]]
-"""Context and outcome to the numbers of the calls whose inputs were captured."""
 
 
 def _captured(data: DataFile) -> _Captured:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["KnownIssues", "LedgerLineUse", "LedgerUse"]
 
 _DIVERGING = frozenset({Status.MISMATCH, Status.UNSUPPORTED, Status.FALLBACK, Status.ERROR})
+# Statuses that show whether an operator still diverges; unverified does not.
 _CONCLUSIVE = _DIVERGING | {Status.MATCH}
-"""Statuses that show whether an operator still diverges; unverified does not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["NOTHING", "MinTolerance", "least", "min_tolerances"]
 
+# Statistics of f32 are computed in f32, the judge computes in f64: a printed tolerance must not be too small.
 _SLACK = 1 + 2.0**-18
-"""Statistics of f32 are computed in f32, the judge computes in f64: a printed tolerance must not be too small."""
 
 # Floats, complex numbers and bf16 have a tolerance; a difference in any other dtype passes with none.
 _SQL = """

@@ -159,8 +159,8 @@ def _around(
 def _read(path: str, everywhere: bool) -> tuple[str | None, float, str]:
     """Text of a file, when it was written, and why there is no text."""
     try:
-        file = _located(path)
-        if not (everywhere or _may_read(file)):
+        file = _located(path) if everywhere or _leads_below(path) else None
+        if file is None or not (everywhere or _may_read(file)):
             return None, 0.0, "it is no Python file below the working directory"
         # Not blocking: the name may be that of a pipe.
         # Opened first and looked at by its descriptor: between a check of the path and the opening, the file could be
@@ -181,6 +181,15 @@ def _located(path: str) -> Path:
     if path.startswith(f"{_OWN.name}/") and own.is_file() and not Path(path).is_file():
         return own.resolve()
     return Path(path).resolve(strict=True)
+
+
+def _leads_below(path: str) -> bool:
+    """Whether a name leads to a file of ours or of the working directory, by its text: another machine is not asked."""
+    # A network drive would be mounted, or a password sent to it, by the question whether a file is there.
+    if path.startswith(f"{_OWN.name}/") and Path(os.path.normpath(_OWN.parent / path)).is_relative_to(_OWN):
+        return True
+    full = Path(os.path.normpath(Path.cwd() / path))
+    return any(full.is_relative_to(folder) for folder in (Path.cwd(), os.environ.get("PWD") or Path.cwd()))
 
 
 def _may_read(file: Path) -> bool:

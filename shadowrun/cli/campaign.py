@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run"]
 
 _N = 100_000
+# Actions that only read what is in the folder, in a process of their own with bounds on memory and time.
 _READ = ("status", "report", "combine", "add-known")
-"""Actions that only read what is in the folder, in a process of their own with bounds on memory and time."""
 _EXAMPLES = {
     "repro": """\
 Examples:

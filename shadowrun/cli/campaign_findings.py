@@ -192,7 +192,7 @@ def _recipes(store: CampaignStore, numbers: Sequence[int]) -> dict[int, Recipe]:
             if v.number in wanted and v.recipe is not None
         }
     except (ValueError, RecursionError) as error:
-        from shadowrun.studies.campaign.store import KIND
+        from shadowrun.studies.campaign.tables import KIND
 
         raise KIND.damaged(store.path, error) from error
 

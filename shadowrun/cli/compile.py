@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run"]
 
 # Neither 0, by which a gate would pass on what was never compared, nor 1, which is a fault.
+# Exit status if a graph could not be verified.
 _UNVERIFIED = 3
-"""Exit status if a graph could not be verified."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,9 +115,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _document(reports: list[CompileReport]) -> Document:
     """One section for each function that was compiled."""
+    from shadowrun.report.bars import region_strip
     from shadowrun.report.document import Block, Document, Note, Records, Section
 
-    blocks: list[Block] = []
+    strips = [(report.name, [(r.name, str(r.outcome), r.n_nodes) for r in report.regions]) for report in reports]
+    blocks: list[Block] = [*region_strip(strips, "Compiled regions")]
     for report in reports:
         title, *lines = report.summary().splitlines()
         tone = "good" if report.ok else "bad" if report.failed else "warn"

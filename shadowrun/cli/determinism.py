@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
+# What --fail-on names, and the columns of the report that it means.
 _KINDS: Final = {
     "run": ("run to run", "one process"),
     "threads": ("threads",),
     "batch": ("batch slice",),
     "layout": ("layout",),
 }
-"""What --fail-on names, and the columns of the report that it means."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -136,7 +136,7 @@ def _recorded(
     bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
     with busy_machine(n_load), bar:
         task = bar.add_task("recording", total=n_runs * len(counts))
-        # One of each thread count in turn: what changes on the machine meanwhile meets all of them.
+        # One of each thread count in turn: what changes on the machine affects all of them.
         for number in range(n_runs):
             for threads in counts:
                 yield record_once(words, folder, threads, number)

@@ -61,5 +61,5 @@ def run(args: argparse.Namespace) -> int:
         left = f" of {n_all:,}, the first ones" if n < n_all else ""
         say(f"{n:,} calls{left}: {args.trace}", error=True)
     if args.format or args.output:
-        options.print_report(run_document(recorded), args)
+        options.print_report(run_document(recorded, pictures=options.wants_pictures(args)), args)
     return 0

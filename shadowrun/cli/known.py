@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run"]
 
 _MODULE: Final = re.compile(r"[A-Za-z0-9_.<>]{1,300}")
+# What may enter a pattern: a data file may come from anyone, and ``*`` would excuse other findings as well.
 _PLATFORM: Final = re.compile(r"[A-Za-z0-9_.:]{1,60}(?:\[[A-Za-z0-9_.:=,+()/ -]{1,140}\])?")
-"""What may enter a pattern: a data file may come from anyone, and ``*`` would excuse other findings as well."""
 _OUTDATED: Final = ("expired", "stale")
 
 

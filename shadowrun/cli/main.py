@@ -172,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         with forgiving():
             if refused := failed_autoload(error):
-                print(f"shadowrun: error: {refused} [docs/messages.md#{refused.slug}]", file=sys.stderr)
+                print(f"shadowrun: error: {refused} [{refused.command}]", file=sys.stderr)
                 return 2
             traceback.print_exc()
             print("shadowrun: internal error: please report the lines above.", file=sys.stderr)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["option_defaults"]
 
 _PREFIX: Final = "SHADOWRUN_"
+# Not defaults: they decide where defaults come from.
 _LEFT_OUT: Final = ("help", "settings", "no-settings")
-"""Not defaults: they decide where defaults come from."""
 _WORDS: Final = {
     "1": True,
     "true": True,

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shadowrun.cli.output_options import add_output_arguments, check_outputs, print_report
+from shadowrun.cli.output_options import add_output_arguments, check_outputs, print_report, wants_pictures
 from shadowrun.errors import UsageError
 from shadowrun.platforms import parse
 from shadowrun.report import FORMATS
@@ -50,6 +50,7 @@ __all__ = [
     "refuse_links",
     "require_program",
     "reset_command",
+    "wants_pictures",
     "words",
 ]
 

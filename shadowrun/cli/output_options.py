@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from shadowrun.report.document import Document
 
-__all__ = ["add_output_arguments", "check_outputs", "print_report"]
+__all__ = ["add_output_arguments", "check_outputs", "print_report", "wants_pictures"]
 
 
 def add_output_arguments(
@@ -77,6 +77,11 @@ def _output_among(formats: Collection[str]) -> Callable[[str], str]:
     return read
 
 
+def wants_pictures(args: argparse.Namespace) -> bool:
+    """Whether HTML is among the reports that are asked for."""
+    return args.format == "html" or any(output_of(output).format == "html" for output in args.output)
+
+
 def print_report(document: Document, args: argparse.Namespace, *, always: bool = False, more: str = "") -> None:
     """Write a document as the options of `add_output_arguments` say.
 
@@ -117,7 +122,7 @@ def _show(document: Document, args: argparse.Namespace, more: str) -> None:
     everything = bool(getattr(args, "everything", False))
     # A log or a pipe is searched later: it gets all.
     details = everything or not document.digest or not at_terminal or bool(getattr(args, "verbose", False))
-    pages = at_terminal and details and not args.no_pager and pager.command() is not None
+    pages = at_terminal and details and not getattr(args, "no_pager", False) and pager.command() is not None
     text = render_view(document, View(details, everything, at_terminal and not pages, more))
     if not (pages and pager.is_long(text) and pager.page(text)):
         report.show(text)

@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     grid.add_argument("--out", metavar="DIR", help="folder for the recordings of a grid")
     grid.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="processes at a time (default: 1)")
-    parser.add_argument("--platform", help=argparse.SUPPRESS)  # a process of a grid is told which one it is
+    parser.add_argument("--platform", help=argparse.SUPPRESS)  # a process of a grid gets its platform here
     parser.add_argument("--apply", type=options.words, default=[], help=argparse.SUPPRESS)  # by `shadowrun mitigate`
     options.add_program_arguments(parser)
 

@@ -43,5 +43,6 @@ def run(args: argparse.Namespace) -> int:
     # `run_document`, not `Run.write`: -o may be given several times, and the file is read once.
     recorded = shadowrun.load(args.data, **options.known_options(args), salvage=args.salvage)
     recorded.baseline = options.baseline(args)
-    options.print_report(run_document(recorded), args, more="-v: details of each finding; --all: all rows")
+    document = run_document(recorded, pictures=options.wants_pictures(args))
+    options.print_report(document, args, more="-v: details of each finding; --all: all rows")
     return 0

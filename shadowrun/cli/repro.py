@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "named_platforms", "print_script", "run"]
 
+# Characters in the name of a folder; file systems allow 255 bytes.
 _MAX_NAME = 100
-"""Characters in the name of a folder; file systems allow 255 bytes."""
+# Characters of a title, and of its reason.
 _MAX_SHOWN = 195
-"""Characters of a title, and of its reason."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
+# Values of `shadowrun.studies.slowdown.issues.FAIL_ON`; a test compares them.
 _FAIL_ON = ("critical", "error")
-"""Values of `shadowrun.studies.slowdown.issues.FAIL_ON`; a test compares them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run"]
 
 _REGRESSED = "regressed"
+# Values of `shadowrun.studies.sweep.exports.LISTS`; a test compares them.
 _LISTS = ("opinfo", "backend-yaml", "accuracy")
-"""Values of `shadowrun.studies.sweep.exports.LISTS`; a test compares them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

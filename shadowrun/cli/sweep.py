@@ -44,6 +44,7 @@ __all__ = ["FILE", "KINDS", "add_arguments", "count_failures", "failing_kinds", 
 FILE = ".shadowcov"
 KINDS = ("unsupported", "error", "mismatch", "fallback", "crash")
 _DEFAULT_FAIL_ON = "unsupported,error,mismatch,crash"
+# Values of `shadowrun.studies.sweep.cases.Kind` by the words of ``--fail-on``; a test compares them.
 _GROUPS = {
     "unsupported": ("unsupported operator", "unsupported dtype"),
     "error": ("error", "missing error", "wrong error"),
@@ -51,7 +52,6 @@ _GROUPS = {
     "fallback": ("silent fallback", "warned fallback"),
     "crash": ("crash", "time-out", "out of memory"),
 }
-"""Values of `shadowrun.studies.sweep.cases.Kind` by the words of ``--fail-on``; a test compares them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

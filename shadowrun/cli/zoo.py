@@ -47,6 +47,7 @@ _FILE: Final = ".shadowzoo"
 _SOURCES: Final = {
     "modules": "torch's module database; WHAT: patterns of names such as 'nn.Conv*'",
     "operators": "torch's operator database, with gradients; WHAT: patterns of names such as 'nn.functional.*'",
+    "optimizers": "steps of torch's optimizers; WHAT: patterns of names such as 'optim.Adam*'",
     "transformers": "models of the installed transformers; WHAT: patterns of architectures such as bert 'qwen*'",
     "torchvision": "models of the installed torchvision, without weights; WHAT: patterns of names such as 'resnet*'",
     "timm": "models of the installed timm, likewise",
@@ -57,8 +58,8 @@ _SOURCES: Final = {
     "subgraphs": "frequent subgraphs of the programs in the zoo; WHAT: patterns of names of programs",
 }
 
+# Bytes that one of a zoo unpacks to: of 651 programs of transformers 21, of torch's own modules 33.
 _PACKED: Final = 32
-"""Bytes that one of a zoo unpacks to: of 651 programs of transformers 21, of torch's own modules 33."""
 _OF_FILES: Final = ("traces", "run", "graphnet", "exported")
 
 
@@ -133,11 +134,15 @@ def _collected(
     wanted: Callable[[str], bool],
     update: ProgressUpdate,
 ) -> Collected:
-    if source in ("modules", "operators"):
-        from shadowrun.studies.zoo.sources import modules, operators
+    if source in ("modules", "operators", "optimizers"):
+        from shadowrun.studies.zoo.sources import modules, operators, optimizers
 
-        collect = modules.collect if source == "modules" else operators.collect
-        return collect(wanted, update)
+        of_torch: dict[str, Callable[..., Collected]] = {
+            "modules": modules.collect,
+            "operators": operators.collect,
+            "optimizers": optimizers.collect,
+        }
+        return of_torch[source](wanted, update)
     if source == "transformers":
         from shadowrun.studies.zoo.sources import architectures
 
@@ -147,10 +152,10 @@ def _collected(
 
         return vision.collect(source, wanted, update, n_workers=args.jobs)
     if source in _OF_FILES:
-        return _of_file(source)(path, wanted, update, apart=True)
+        return _of_file(source)(path, wanted, update, isolated=True)
     from shadowrun.studies.zoo import subgraphs
 
-    return subgraphs.mine([p for p in zoo.programs.values() if wanted(p.name)], update)
+    return subgraphs.mine([p for p in zoo.programs.values() if wanted(p.name)], update, isolated=True)
 
 
 def _of_file(source: str) -> Callable[..., Collected]:

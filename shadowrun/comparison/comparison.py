@@ -127,10 +127,10 @@ class Comparison(RunHandle, Run):
         if self._left_out:
             return self
         began_ns = time.perf_counter_ns()
-        give_way = self._give_way if self.gives_way else None
-        begin(Running(self, f"A comparison ({self.describe()})", self._held, self._abandon, give_way))
+        stop_for_another = self._stop_for_another if self.gives_way else None
+        begin(Running(self, f"A comparison ({self.describe()})", self._held, self._stop_in_child, stop_for_another))
         try:
-            self._disinherit()
+            self._restart_in_child()
             prepare_process()
             # Before the file is opened: a worker process that does not start leaves no file.
             self._target.start()
@@ -340,7 +340,7 @@ class Comparison(RunHandle, Run):
     def _sync(self) -> None:
         """Write everything to the data file, which reports read."""
         # A forked child that asks for a report has records of its own only.
-        self._disinherit()
+        self._restart_in_child()
         with self._replayer.between_calls():
             self._judge_postponed()
             self._recorder.flush()
@@ -393,18 +393,18 @@ class Comparison(RunHandle, Run):
         with self._replayer.between_calls(), self._data.without_transaction():
             yield
 
-    def _abandon(self) -> None:
+    def _stop_in_child(self) -> None:
         """Stop comparing in a forked child; nothing of it is recorded."""
         mode, self._mode = self._mode, None
         if mode is not None:
-            self._steps.abandon(mode)
+            self._steps.stop_in_child(mode)
         # First: the locks that `_release` takes may be held by threads that the child does not have.
         self._replayer.forked()
         self._output.release()
         with contextlib.suppress(Exception):
             self._release()
 
-    def _give_way(self) -> None:
+    def _stop_for_another(self) -> None:
         """Stop for another comparison, where the mode can leave the stack."""
         if self._can_leave:
             self.stop()
@@ -414,7 +414,7 @@ class Comparison(RunHandle, Run):
         """Whether the mode can leave the stack here."""
         return self._steps.watching is not None and self._steps.watching.can_leave
 
-    def _disinherit(self) -> None:
+    def _restart_in_child(self) -> None:
         self._output.detach_in_child()
         self._reassemble()
 

@@ -68,8 +68,8 @@ def file_of_rank(path: Path, number: int, world: int) -> Path:
     return path.with_name(f"{path.stem}.{number}{path.suffix}") if world > 1 else path
 
 
+# Data files of parent processes, kept so that no destructor closes them: SQLite forbids that in a forked child.
 _inherited: list[DataFile] = []
-"""Data files of parent processes, kept so that no destructor closes them: SQLite forbids that in a forked child."""
 _FORKED = "This process was forked from one that was being compared; what that recorded is not in here."
 
 

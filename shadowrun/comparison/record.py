@@ -253,14 +253,14 @@ class RecordRun(OnePassRun):
             self._claim.release()
             self._claim, self.path = claim, claim.path
 
-    def _abandon(self) -> None:
-        super()._abandon()
+    def _stop_in_child(self) -> None:
+        super()._stop_in_child()
         if self._claim is not None:
             self._claim.release()
 
 
+# Writers of parent processes, kept so that no destructor closes them: SQLite forbids that in a forked child.
 _inherited: list[Any] = []
-"""Writers of parent processes, kept so that no destructor closes them: SQLite forbids that in a forked child."""
 
 
 def record(file: str | PathLike[str], **options: Unpack[RecordOptions]) -> RecordRun:

@@ -131,7 +131,7 @@ class OnePassRun(RunHandle):
             DataFileError: A file that is wanted cannot be written.
         """
         began_ns = time.perf_counter_ns()
-        begin(Running(self, self._describe(), self._recorder.between_calls, self._abandon))
+        begin(Running(self, self._describe(), self._recorder.between_calls, self._stop_in_child))
         try:
             start_recorder = self._prepare()
             self._steps.start_detection(None if self._marks_steps else self._end_step)
@@ -188,12 +188,12 @@ class OnePassRun(RunHandle):
         self._steps.release()
         end(self)
 
-    def _abandon(self) -> None:
+    def _stop_in_child(self) -> None:
         """Stop in a forked child; nothing of it is observed."""
         mode, self._mode = self._mode, None
         self._recorder.forked()
         if mode is not None:
-            self._steps.abandon(mode)
+            self._steps.stop_in_child(mode)
         with contextlib.suppress(Exception):
             self._release()
 
@@ -206,15 +206,15 @@ class Running:
         run: The `Comparison` or `RecordRun` itself.
         description: ``A comparison (sim against cpu)``.
         hold: Returns a context manager that is entered before a fork, and left after it in parent and child.
-        abandon: Called in each forked child.
-        give_way: Called before another one begins: may stop this one. None if it never gives way.
+        stop_in_child: Called in each forked child.
+        stop_for_another: Called before another one begins: may stop this one. None if it never gives way.
     """
 
     run: Any
     description: str
     hold: Callable[[], AbstractContextManager[None]]
-    abandon: Callable[[], None]
-    give_way: Callable[[], None] | None = None
+    stop_in_child: Callable[[], None]
+    stop_for_another: Callable[[], None] | None = None
 
 
 _now: Running | None = None
@@ -230,8 +230,8 @@ def begin(begun: Running) -> None:
         NestingError: A comparison or recording runs.
     """
     global _now  # noqa: PLW0603 - one in the process
-    if (now := _now) is not None and now.give_way is not None:
-        now.give_way()
+    if (now := _now) is not None and now.stop_for_another is not None:
+        now.stop_for_another()
     with _lock:
         if _now is not None:
             raise NestingError(
@@ -275,7 +275,7 @@ def _begin_child() -> None:
     _lock = threading.Lock()
     ShadowMode.forked()
     if _now is not None:
-        _now.abandon()
+        _now.stop_in_child()
 
 
 def _keep_dynamo_off() -> None:

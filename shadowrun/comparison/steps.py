@@ -119,10 +119,10 @@ class _OptimizerSteps:
             pass
 
 
+# Shorter stretches are joined: to end one takes some 10 µs.
 _MIN_STRETCH_NS = 500_000
-"""Shorter stretches are joined: to end one takes some 10 µs."""
+# After so many calls of other modules, the program no longer repeats the chosen module: choose another.
 _MAX_OTHER_CALLS = 64
-"""After so many calls of other modules, the program no longer repeats the chosen module: choose another."""
 
 
 class _Stretches:
@@ -325,7 +325,7 @@ class Steps:
         if self.watching is not None:
             self.watching.end()
 
-    def abandon(self, mode: ShadowMode) -> None:
+    def stop_in_child(self, mode: ShadowMode) -> None:
         """Take the mode off the stack of a forked child."""
         self._running = False
         if self.watching is None:

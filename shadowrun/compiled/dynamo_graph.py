@@ -211,11 +211,11 @@ def _given_numbers(numbers: torch.Tensor, *_args: Any, dtype: torch.dtype, **_kw
 
 
 _DROPOUT: Final = (torch.nn.functional.dropout, torch.dropout)
+# Random functions, and what does the same with given random numbers.
 _WITH_NUMBERS: Final[dict[Any, Any]] = {
     **dict.fromkeys(_DROPOUT, _dropped),
     **dict.fromkeys((torch.rand, torch.rand_like, torch.randn, torch.randn_like), _given_numbers),
 }
-"""Random functions, and what does the same with given random numbers."""
 
 
 class _Leaves(Copy):

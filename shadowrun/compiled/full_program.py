@@ -127,12 +127,16 @@ class EagerResults:
             by_name = dict(zip(self._names, values, strict=True))
             return [by_name[n] for n in both]
 
-        def truth() -> Sequence[Value] | None:
-            values = self._program.truth(self.random_results)
+        def if_all(values: Sequence[Value] | None) -> Sequence[Value] | None:
             return None if values is None or len(values) != len(self._names) else named(values)
 
         program = self._program
-        runs = ReferenceRuns(truth, lambda: named(program.perturbed(generator)), mantissa=lambda: program.mantissa)
+        runs = ReferenceRuns(
+            lambda: if_all(program.truth(self.random_results)),
+            lambda: named(program.perturbed(generator)),
+            lambda: if_all(program.filled()),
+            mantissa=lambda: program.mantissa,
+        )
         return judge(both, [by_name[n] for n in both], [expected[n] for n in both], runs)
 
 

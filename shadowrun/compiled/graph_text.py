@@ -35,17 +35,18 @@ if TYPE_CHECKING:
 
 __all__ = ["DenseInterpreter", "from_text", "function_name", "to_text"]
 
+# Functions of torch that take no tensor, so that no list of those on tensors has them.
 _FACTORIES: Final = (
     "arange", "as_tensor", "empty", "empty_strided", "eye", "full", "linspace", "logspace", "ones", "scalar_tensor",
     "tensor", "tril_indices", "triu_indices", "zeros",
 )  # fmt: skip
-"""Functions of torch that take no tensor, so that no list of those on tensors has them."""
 # They make functions, or call what they are given: a text could have anything called by them.
 _NOT_ON_VALUES: Final = ("attrgetter", "call", "itemgetter", "methodcaller")
+# All that these have computes tensors from tensors.
 _SAFE_MODULES: Final = ("torch.fft", "torch.functional", "torch.linalg", "torch.nn.functional", "torch.special")
-"""All that these have computes tensors from tensors."""
+# Modules by which the code of a graph names functions; some are known by another name here.
 _CALLED_IN: Final = ("torch", "torch._C._nn", "math", *_SAFE_MODULES)
-"""Modules by which the code of a graph names functions; some are known by another name here."""
+# Functions and methods of tensors that are no operators by name, and compute as these do.
 _NO_OPERATORS: Final = frozenset(
     {
         *(
@@ -65,7 +66,6 @@ _NO_OPERATORS: Final = frozenset(
         *("new_tensor", "short", "to_sparse_coo", "tolist", "type", "unique", "xpu"),
     }
 )
-"""Functions and methods of tensors that are no operators by name, and compute as these do."""
 _DUNDERS: Final = frozenset(
     f"__{prefix}{name}__"
     for name in (
@@ -100,8 +100,8 @@ _ATTRIBUTES: Final = frozenset(
 _AUTOCAST: Final = ("cpu", "cuda", "mps", "mtia", "xpu")
 # ASCII: Python reads identifiers in NFKC, by which two different names could become one variable of a script.
 _NAME: Final = re.compile(r"[A-Za-z_]\w{0,199}", re.ASCII)
+# Names that mean something else in the code of a graph.
 _TAKEN: Final = frozenset({"device", "inf", "math", "nan", "operator", "self", "torch"})
-"""Names that mean something else in the code of a graph."""
 
 
 def to_text(module: fx.GraphModule) -> str:

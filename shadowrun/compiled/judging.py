@@ -42,8 +42,9 @@ FACTOR_SHARE: Final = 0.25
 """The same for a factor that all elements have in common, where 16 bits were computed with: rounding to nearest has
 none. In float32, functions and sums of other algorithms may have one of some units. Right ones reach 0.16 of the
 size, and those whole graphs 0.24 of it, which is 0.37 of what is allowed there."""
+# What other roundings move a result by, of its size, if it depends on 16 bits.
 _COARSE_NOISE: Final = 2.0**-12
-"""What other roundings move a result by, of its size, if it depends on 16 bits."""
+_INTEGERS: Final = frozenset({torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64})
 NEARER = "nearer the truth than eager"
 
 
@@ -54,12 +55,14 @@ class ReferenceRuns:
     Attributes:
         truth: The float64 result; None where there is none.
         perturbed: Eagerly with perturbed rounding, different in each call.
+        filled: Eagerly on `filled_memory`; None where it does not run so.
         statistics: Positions of what a norm saves for its own backward: it may be in another precision.
         mantissa: Bits of the shortest mantissa among the results of operators that `perturbed` has met.
     """
 
     truth: Callable[[], Sequence[Value] | None]
     perturbed: Callable[[], Sequence[Value]]
+    filled: Callable[[], Sequence[Value] | None]
     statistics: frozenset[int] = frozenset()
     mantissa: Callable[[], int] = lambda: 52
 
@@ -170,6 +173,11 @@ def _judge_by_reference(
         return []
     truths = runs.truth()
     spreads = {k: _RoundingSpread(expected[k], None if truths is None else truths[k]) for k in which}
+    # Before the bounds are known: what lies in such memory may be far from anything, and would widen them.
+    filled = runs.filled()
+    if filled is not None:
+        for k in which:
+            spreads[k].leave_open(filled[k])
     judged: list[JudgedResult] = []
     n_perturbed_runs = 0
     # Each run executes the whole graph again, so a result that four runs explain gets no more.
@@ -180,7 +188,7 @@ def _judge_by_reference(
                 spreads[k].widen(results[k])
         for spread in spreads.values():
             # A float32 result of 16-bit intermediate values has their errors: its own dtype would condemn it.
-            spread.settle(runs.mantissa())
+            spread.use_16_bit_bounds(runs.mantissa())
         n_perturbed_runs = wanted
         judged = [_judge_result(k, names[k], actual[k], expected[k], spreads[k]) for k in which]
         if all(j.verdict.status is Status.MATCH for j in judged):
@@ -201,7 +209,7 @@ def allowed_differences(
         for spread, result in zip(spreads, runs.perturbed(), strict=True):
             spread.widen(result)
     for spread in spreads:
-        spread.settle(runs.mantissa())
+        spread.use_16_bit_bounds(runs.mantissa())
     return [_allowed_difference(*each) for each in zip(actual, expected, spreads, strict=True)]
 
 
@@ -257,6 +265,7 @@ class _RoundingSpread:
         with np.errstate(all="ignore"):
             size = np.abs(value.astype(np.float64))
         self.truth = Truth(value, size, np.zeros(n), np.zeros(n, bool))
+        self.undefined = np.zeros(n, bool)
         self.fmt = FORMATS.get(self._eager.dtype)
         self.is_coarse = self.fmt is not None and self.fmt.mantissa < 23
         self._moved: list[_Deviation] = []
@@ -274,7 +283,7 @@ class _RoundingSpread:
             self.truth.flips[:] = True
             return
         if self._eager.dtype not in FORMATS:
-            # Integers and bools have no rounding: what another rounding on the way changes is open.
+            # Integers and bools have no rounding: what another rounding of intermediate values changes is open.
             np.logical_or(self.truth.flips, perturbed.numpy() != self._eager.numpy(), out=self.truth.flips)
             return
         a, e = perturbed.to(torch.float64).numpy(), self._eager.to(torch.float64).numpy()
@@ -285,19 +294,34 @@ class _RoundingSpread:
         np.logical_or(self.truth.flips, changed, out=self.truth.flips)
         # The greatest of all runs: each moves the roundings at random, and one alone may move them little.
         np.maximum(self.truth.spread, gap, out=self.truth.spread, where=np.isfinite(gap))
-        self._moved.append(self.off(a, e))
+        self._moved.append(self.deviation(a, e))
 
-    def settle(self, mantissa: int) -> None:
+    def leave_open(self, filled: Value) -> None:
+        """Take no element for wrong which depends on memory that no kernel writes.
+
+        Args:
+            filled: The result on `filled_memory`.
+        """
+        there = flat_values(filled)
+        if there.numel() != self._eager.numel():
+            return
+        if self._eager.dtype in FORMATS:
+            self.undefined = (there.isnan() & ~self._eager.isnan()).numpy()
+        elif there.dtype in _INTEGERS:
+            self.undefined = ((there == torch.iinfo(there.dtype).max) & (there != self._eager)).numpy()
+        np.logical_or(self.truth.flips, self.undefined, out=self.truth.flips)
+
+    def use_16_bit_bounds(self, mantissa: int) -> None:
         """Take the bounds of 16 bits for what was computed in these, whatever dtype it has.
 
         Args:
-            mantissa: Bits of the shortest mantissa on the way.
+            mantissa: Bits of the shortest mantissa of an intermediate value.
         """
         if self.fmt is not None and mantissa < 23 and self._noise().size > _COARSE_NOISE:
             self.is_coarse = True
             self.fmt = self.fmt._replace(mantissa=min(self.fmt.mantissa, mantissa))
 
-    def off(self, a: Array, b: Array) -> _Deviation:
+    def deviation(self, a: Array, b: Array) -> _Deviation:
         """How far one value of the result is from another, all elements together.
 
         Each element counts by its own size, but small ones by that of all, so that no few great ones decide.
@@ -317,10 +341,10 @@ class _RoundingSpread:
 
     def systematic(self, actual: Array, expected: Array) -> str:
         """What is wrong with all elements together where each is within its bound; empty if nothing is."""
-        noise, own = self._noise(), self.off(expected, self.truth.value)
+        noise, own = self._noise(), self.deviation(expected, self.truth.value)
         if not noise.size:
             return ""
-        both = self.off(actual, expected), self.off(actual, self.truth.value)
+        both = self.deviation(actual, expected), self.deviation(actual, self.truth.value)
         # Right if near to either: eager may be the side that is off.
         size = min(o.size for o in both)
         if size > max((COARSE_RMS if self.is_coarse else RMS) * noise.size, RATIO * own.size):
@@ -347,7 +371,7 @@ def _judge_result(k: int, name: str, actual: Value, expected: Value, spread: _Ro
         bad = int((different & ~spread.truth.flips).sum())
         if bad:
             evidence = f"{name}: {bad} of {a.numel()} elements differ"
-            # Less sure than elsewhere: whether an integer on the way depended on rounding is known from a few runs
+            # Less sure than elsewhere: whether an intermediate integer depended on rounding is known from a few runs
             # only.
             verdict = Verdict(Status.MISMATCH, Cause.IMPLEMENTATION, "", evidence, 0.5)
         else:
@@ -355,14 +379,15 @@ def _judge_result(k: int, name: str, actual: Value, expected: Value, spread: _Ro
         return JudgedResult(k, verdict, replace(d, n_mismatched=bad))
     av, ev = a.to(torch.float64).numpy(), e.to(torch.float64).numpy()
     where = np.arange(av.size)
-    excess_actual, excess_expected = (excess(v, spread.truth, fmt, where) for v in (av, ev))
+    defined = ~spread.undefined
+    excess_actual, excess_expected = (np.where(defined, excess(v, spread.truth, fmt, where), 0.0) for v in (av, ev))
     # An element that equals eager's is right, also where eager overflows and the float64 result does not.
     equal = (av == ev) | (np.isnan(av) & np.isnan(ev))
     wrong = (excess_actual > limit(spread.bound, excess_expected)) & ~equal
     top, top_eager = (float(e.max(initial=0.0)) for e in (excess_actual, excess_expected))
     d = replace(d, n_mismatched=int(wrong.sum()), excess_actual=top, excess_expected=top_eager)
     figures = f"greatest excess {top:.3g} units of rounding against {top_eager:.3g} of eager"
-    errors = _errors(av, ev, spread.truth.value) if spread.known else None
+    errors = _errors(av[defined], ev[defined], spread.truth.value[defined]) if spread.known else None
     if wrong.any():
         evidence = f"{name}: {int(wrong.sum())} of {av.size} elements beyond rounding; {figures}"
         return JudgedResult(k, Verdict(Status.MISMATCH, Cause.IMPLEMENTATION, "", evidence, 0.8), d, errors)

@@ -307,8 +307,8 @@ class _FailureSearch:
 
 
 _DECOMPOSED: Final = "aot_eager_decomp_partition"
+# Dynamo's graphs only; and autograd traced ahead; and decompositions with Inductor's partition.
 _RUNGS: Final = ("eager", "aot_eager", _DECOMPOSED)
-"""Dynamo's graphs only; and autograd traced ahead; and decompositions with Inductor's partition."""
 _OFF: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("without fusion", {"max_fusion_size": 1, "epilogue_fusion": False}),
     # Fused kernels keep 16-bit intermediate values in float32; this option rounds them where eager does.

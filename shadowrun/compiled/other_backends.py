@@ -52,8 +52,8 @@ _GENERATED = "<eval_with_key>"
 _INTERPRETER = fx.interpreter.__file__
 
 
+# Not recorded: copying random numbers calls them too.
 _COPIES = frozenset({"aten.detach.default", "aten.clone.default"})
-"""Not recorded: copying random numbers calls them too."""
 
 
 class OpTracker(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
@@ -109,7 +109,7 @@ def without_shadow_mode(call: Callable[[], Any]) -> Any:
 
 
 def _from_python() -> bool:
-    """Whether a graph's Python code is on the way from `OpTracker.run` to here."""
+    """Whether a graph's Python code is on the stack between `OpTracker.run` and here."""
     frame: FrameType | None = sys._getframe(1)
     # The stack decides, not the callable: a backend may hold the graph as a fallback only.
     while frame is not None and frame.f_code is not OpTracker.run.__code__:

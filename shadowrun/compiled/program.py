@@ -17,7 +17,14 @@ import torch
 
 from shadowrun.compiled import torchcompile
 from shadowrun.compiled.graph import cuda_is_used, results_of, rng_state, set_rng_state
-from shadowrun.compiled.rounding import Float64Mode, PerturbedRounding, RandomRecorder, RandomResults, perturbed
+from shadowrun.compiled.rounding import (
+    Float64Mode,
+    PerturbedRounding,
+    RandomRecorder,
+    RandomResults,
+    filled_memory,
+    perturbed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,6 +105,15 @@ class Program:
             values = whole.run()[1]
         self.mantissa = min(self.mantissa, mode.mantissa)
         return values
+
+    def filled(self) -> Sequence[Value] | None:
+        """Results of an eager run on `filled_memory`; None where it does not run so."""
+        whole = self.copy()
+        try:
+            with filled_memory():
+                return whole.run()[1]
+        except Exception:  # an operator may refuse NaN
+            return None
 
 
 class Copy:

@@ -50,15 +50,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Regions"]
 
+# Numbers of their plans begin behind those of operators.
 _FIRST_INDEX: Final = 1 << 20
-"""Numbers of their plans begin behind those of operators."""
 _NAME: Final = "compiled::graph"
 _BEFORE: Final = "compiled before the comparison began"
 _OTHER_RANDOM_NUMBERS: Final = Verdict(
     Status.UNVERIFIED, Cause.RANDOMNESS, "compiled code has other random numbers than eager"
 )
+# Calls of each of Dynamo's graphs that are compared with the graph before decompositions, gradients too.
 _MAX_DYNAMO_CALLS: Final = 2
-"""Calls of each of Dynamo's graphs that are compared with the graph before decompositions, gradients too."""
 _DECOMPOSITION_FAULT: Final = "decompositions, or what is made of forward and backward together"
 _NOT_COMPARED: Final = "decompositions not compared: "
 _OWN_BACKWARD: Final = "backward is the backend's own, and torch does not show it"
@@ -440,9 +440,9 @@ def _keep_settings(graph: Any) -> None:
 
 _MIB: Final = 1 << 20
 _EQUAL: Final = Verdict(Status.MATCH)
+# From torch's copy of an Inductor graph to the earlier copy and its line; a later comparison may meet this code.
 _ORIGINALS: weakref.WeakKeyDictionary[Any, tuple[fx.GraphModule, str]] = weakref.WeakKeyDictionary()
-"""From torch's copy of an Inductor graph to the earlier copy and its line; a later comparison may meet this code."""
+# Torch's copy of a graph of Inductor's to the graph of Dynamo's that it is a part of.
 _OWNERS: weakref.WeakKeyDictionary[Any, CompiledDynamoGraph] = weakref.WeakKeyDictionary()
-"""Torch's copy of a graph of Inductor's to the graph of Dynamo's that it is a part of."""
+# Torch's copy of a graph of Inductor's to the settings that it was compiled with.
 _SETTINGS: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
-"""Torch's copy of a graph of Inductor's to the settings that it was compiled with."""

@@ -7,7 +7,9 @@ includes cancellation inside the graph, which perturbed inputs of the graph woul
 
 from __future__ import annotations
 
-from typing import Any, Final
+import contextlib
+import warnings
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -16,11 +18,15 @@ from shadowrun.numerics.precision import FORMATS
 from shadowrun.operators.facts import ulp_bound
 from shadowrun.torch_private import schema_of
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 __all__ = [
     "Float64Mode",
     "PerturbedRounding",
     "RandomRecorder",
     "RandomResults",
+    "filled_memory",
     "grouped_product",
     "is_random",
     "perturbed",
@@ -78,6 +84,26 @@ class PerturbedRounding(DispatchMode):  # type: ignore[no-untyped-call]
         if not _computes(func, args, kwargs or {}):
             return out
         return _each(out, self._moved)
+
+
+@contextlib.contextmanager
+def filled_memory() -> Iterator[None]:
+    """New memory holds NaN, and the largest number of integers: results with these depend on what no kernel writes.
+
+    Torch fills it where algorithms have to be deterministic.
+    """
+    was = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    memory: Any = torch.utils.deterministic
+    filled = memory.fill_uninitialized_memory
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an operator that is not deterministic still runs
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            memory.fill_uninitialized_memory = True
+            yield
+    finally:
+        torch.use_deterministic_algorithms(was[0], warn_only=was[1])
+        memory.fill_uninitialized_memory = filled
 
 
 class Float64Mode(DispatchMode):  # type: ignore[no-untyped-call]
@@ -157,8 +183,13 @@ def perturbed(t: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         # What ends at 1 (a sigmoid, a share, a cosine) stays there: its reader may refuse any number beyond, as
         # `binary_cross_entropy` does.
         signs.masked_fill_(t.abs() == 1, -1.0)
-    factor = signs.mul_(torch.finfo(dtype).eps).add_(1.0)
-    return torch.empty_like(t).copy_(t * factor)  # with the strides of `t`
+    limits = torch.finfo(dtype)
+    moved = t * signs.mul(limits.eps).add_(1.0)
+    # A subnormal number has no unit of its own size: it moves by the smallest one.
+    is_subnormal = (t.abs() < limits.tiny) & (t != 0) if not t.is_complex() else None
+    if is_subnormal is not None and is_subnormal.any():
+        moved = torch.where(is_subnormal, t + signs * (limits.tiny * limits.eps), moved)
+    return torch.empty_like(t).copy_(moved)  # with the strides of `t`
 
 
 def _computes(func: Any, args: Any, kwargs: Any) -> bool:
@@ -217,5 +248,5 @@ def _widened(name: str, value: Any, *, keep: bool) -> Any:
     return value
 
 
+# Operators without a float64 kernel (seen on 2.13), and what computes the same.
 _NO_FLOAT64: Final = {"aten::_grouped_mm": grouped_product}
-"""Operators without a float64 kernel (seen on 2.13), and what computes the same."""

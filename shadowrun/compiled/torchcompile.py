@@ -116,6 +116,8 @@ OWN_BACKENDS: Final = frozenset(
 )
 """Backends that need no package but torch: others of torch's registry (``tvm``, ``openxla``) import one."""
 
+# Settings of Inductor that only say how kernels are made. Others name compilers and folders, write what they do into
+# files, load from caches of other machines, or leave out the checks of indices.
 _INDUCTOR_OPTIONS: Final = frozenset(
     {
         *("aggressive_fusion", "alignment_asserts", "allow_buffer_reuse", "apply_gumbel_max_trick", "b2b_gemm_pass"),
@@ -149,8 +151,6 @@ _INDUCTOR_OPTIONS: Final = frozenset(
         *("triton.use_block_ptr", "unroll_reductions_threshold", "use_fast_math", "use_mixed_mm"),
     }
 )
-"""Settings of Inductor that only say how kernels are made. Others name compilers and folders, write what they do into
-files, load from caches of other machines, or leave out the checks of indices."""
 _INDUCTOR_WORDS: Final = {
     "cpp.inject_log1p_bug_TESTING_ONLY": ("accuracy",),
     "cpp.inject_relu_bug_TESTING_ONLY": ("accuracy", "compile_error", "runtime_error"),
@@ -290,6 +290,7 @@ class _Compiling(threading.local):
 
 
 _compiling = _Compiling()
+# Backends of torch that call the graph's operators one by one, seen on 2.11 and 2.13.
 _ONE_BY_ONE = frozenset(
     {
         "aot_eager",
@@ -303,7 +304,6 @@ _ONE_BY_ONE = frozenset(
         "pre_dispatch_eager",
     }
 )
-"""Backends of torch that call the graph's operators one by one, seen on 2.11 and 2.13."""
 
 
 @contextlib.contextmanager
@@ -408,7 +408,7 @@ def compiled_functions() -> Iterator[tuple[dict[str, Any], str]]:
     Seen on 2.11 and 2.13 (`CleanupManager`). No guard is on them. Without it, calls of what was compiled earlier by
     backends other than Inductor are not counted.
     """
-    # A list: a code object that is freed meanwhile removes its entry.
+    # A list: a code object that is freed during the loop removes its entry.
     for hooks in [] if _cleanup is None else list(_cleanup.values.values()):
         yield from ((h.scope, h.name) for h in hooks if h.name.startswith("__compiled_fn"))
 

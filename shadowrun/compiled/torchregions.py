@@ -45,8 +45,8 @@ _in_process: Any = optional(
 _WRAPPING = "wrap_inductor_compiled_regions"
 # A region from a cache comes without its graph, since nothing is compiled then.
 _NO_CACHE = ("fx_graph_cache", "fx_graph_remote_cache")
+# Settings that we change, and that do not change what is compiled.
 _OURS = (_WRAPPING, *_NO_CACHE)
-"""Settings that we change, and that do not change what is compiled."""
 
 
 class CodeOfGraph:

@@ -144,10 +144,8 @@ def _sender(logger: Any) -> Callable[[Mapping[str, float], int], object]:
 
 
 def _log_keeping(control: Any, log: Callable[..., object], values: dict[str, float]) -> None:
-    """Log without that transformers' Trainer takes its own log of this step, with the loss, for done.
-
-    That log gathers the loss of all ranks: a rank that leaves it out has the others fail.
-    """
+    """Log without that transformers' Trainer takes its own log of this step, with the loss, for done."""
+    # That log gathers the loss of all ranks: a rank that leaves it out has the others fail.
     was_due = getattr(control, "should_log", None)
     try:
         log(values)

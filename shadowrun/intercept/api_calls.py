@@ -32,6 +32,7 @@ __all__ = ["ApiCalls", "function_name"]
 _is_compiling: Callable[[], bool] = torch.compiler.is_compiling
 _CONTAINERS = ("Sequential", "ModuleList", "ModuleDict")
 _MAX_NODES = 200_000
+# Where torch defines a function, to the prefix under which programs call it.
 _NAMESPACES = {
     "torch.nn.functional": "F.",
     "torch._C._nn": "F.",
@@ -43,7 +44,6 @@ _NAMESPACES = {
     "torch._C._nested": "torch.nested.",
     "torch._tensor": "",
 }
-"""Where torch defines a function, to the prefix under which programs call it."""
 _PREFIXES = ("linalg_", "fft_", "special_", "sparse_", "nested_")
 _OPTIMIZERS = "torch.optim."
 

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from shadowrun.intercept import backward_shapes, sequence_lengths
+from shadowrun.intercept.argument_looks import is_inside, tensors
 from shadowrun.intercept.torchapi import as_in_handler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
-    Given = Mapping[str, Any]
-    Look = Callable[[Given], Iterator[str]]
+    from shadowrun.intercept.argument_looks import Given, Look
 
-__all__ = ["has_places", "misplaced"]
+__all__ = ["has_places", "why_out_of_bounds"]
 
 
 def has_places(name: str) -> bool:
@@ -29,15 +30,20 @@ def has_places(name: str) -> bool:
     return bool(_looks(name))
 
 
-def misplaced(name: str, given: Given) -> str:
+def why_out_of_bounds(name: str, given: Given) -> str:
     """Why a call would read or write outside of its tensors; empty where nothing is known against it.
 
     Args:
         name: Of the operator, without its overload.
         given: Its arguments by name; None for what is not known yet.
     """
-    with as_in_handler():  # a comparison must not see these operators
-        return next((why for look in _looks(name) for why in look(given)), "")
+    try:
+        with as_in_handler():  # a comparison must not see these operators
+            return next((why for look in _looks(name) for why in look(given)), "")
+    except MemoryError:
+        raise
+    except Exception as error:  # complex numbers as indices, sizes below 0
+        return f"it has arguments of another kind ({' '.join(str(error).split())[:200]})"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -45,20 +51,17 @@ def _looks(name: str) -> tuple[Look, ...]:
     space, _, base = name.partition("::")
     if space != "aten":
         return ()
-    return tuple(look for pattern, look in _FAMILIES.items() if re.fullmatch(pattern, base))
+    families = (*_FAMILIES.items(), *sequence_lengths.FAMILIES.items())
+    looks = [look for pattern, look in families if re.fullmatch(pattern, base)]
+    if backward_shapes.has_forward(base):
+        looks.append(functools.partial(backward_shapes.unlike_forward, base))
+    return tuple(looks)
 
 
-def _tensors(given: Given, *names: str) -> list[torch.Tensor] | None:
-    """Dense tensors of these names; None if one of them is not known, or is another."""
-    found = [given.get(name) for name in names]
-    return found if all(isinstance(t, torch.Tensor) and t.layout is torch.strided for t in found) else None  # type: ignore[return-value]
-
-
-def _is_inside(t: torch.Tensor, low: int, high: int) -> bool:
-    """Whether all integers are in a range, its end not included; those of another class of tensors are not known."""
-    if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.is_meta:
-        return True
-    return not t.numel() or (int(t.min()) >= low and int(t.max()) < high)
+def _is_dense(t: torch.Tensor) -> bool:
+    """Whether a tensor is contiguous in one of the formats of memory."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return t.is_contiguous() or (t.dim() in formats and t.is_contiguous(memory_format=formats[t.dim()]))
 
 
 def _transform(given: Given) -> Iterator[str]:
@@ -71,13 +74,13 @@ def _transform(given: Given) -> Iterator[str]:
 
 def _embedding(given: Given) -> Iterator[str]:
     indices, n = given.get("indices"), given.get("num_weights")
-    if isinstance(indices, torch.Tensor) and type(n) is int and not _is_inside(indices, 0, n):
+    if isinstance(indices, torch.Tensor) and type(n) is int and not is_inside(indices, 0, n):
         yield "indices has some that are not below num_weights"
 
 
 _PER_CHANNEL: Final = ("weight", "bias", "running_mean", "running_var")
+# Of each channel too; evaluation saves nothing.
 _SAVED: Final = ("save_mean", "save_invstd", "save_var")
-"""Of each channel too; evaluation saves nothing."""
 
 
 def _batch_norm(given: Given) -> Iterator[str]:
@@ -87,29 +90,23 @@ def _batch_norm(given: Given) -> Iterator[str]:
     if x.dim() < 2:
         yield "it has no channels"
         return
+    training = next((given[key] for key in ("training", "train", "update") if key in given), False)
     for key in (*_PER_CHANNEL, *_SAVED):
         t = given.get(key)
-        if isinstance(t, torch.Tensor) and t.numel() != x.shape[1] and (t.numel() or key not in _SAVED):
+        is_saved = key not in _SAVED or training is not False
+        if isinstance(t, torch.Tensor) and t.numel() != x.shape[1] and (t.numel() or is_saved):
             yield f"{key} has not one value for each channel"
     # Without statistics the kernel for evaluation reads those of address 0.
-    training = given.get("training", given.get("train", False))
     statistics = [given.get(key) for key in ("running_mean", "running_var")]
     if training is False and not all(isinstance(t, torch.Tensor) for t in statistics):
         yield "it evaluates without running statistics"
-
-
-def _attention(given: Given) -> Iterator[str]:
-    found = _tensors(given, "key", "value")
-    # The kernel for the CPU reads as many keys as there are values (pytorch/pytorch#193728).
-    if found and found[0].shape[-2:-1] != found[1].shape[-2:-1]:
-        yield "key and value have other lengths"
 
 
 def _pooled(n_dims: int, *, back: bool) -> Look:
     """Pooling that gives the place of each maximum, and what undoes it."""
 
     def look(given: Given) -> Iterator[str]:
-        found = _tensors(given, "grad_output" if back else "self", "indices")
+        found = tensors(given, "grad_output" if back else "self", "indices")
         whole = given.get("self")
         plane = given.get("output_size")
         if back:
@@ -123,7 +120,9 @@ def _pooled(n_dims: int, *, back: bool) -> Look:
             yield f"its sizes are not {n_dims}"
         elif pooled.shape != indices.shape:
             yield "indices have another shape than what they are of"
-        elif not _is_inside(indices, 0, math.prod(plane)):
+        elif back and not _is_dense(indices):
+            yield "indices lie in memory in an order that no pooling gives them"
+        elif not is_inside(indices, 0, math.prod(plane)):
             yield "indices has some outside of its plane"
         elif back and isinstance(whole, torch.Tensor) and whole.shape[:-n_dims] != pooled.shape[:-n_dims]:
             yield "its tensors have other numbers of planes"
@@ -131,8 +130,8 @@ def _pooled(n_dims: int, *, back: bool) -> Look:
     return look
 
 
+# How many sizes an argument may have, besides one for each dimension.
 _LENGTHS: Final = {"kernel_size": (1,), "padding": (1,), "dilation": (1,), "stride": (0, 1), "output_size": ()}
-"""How many sizes an argument may have, besides one for each dimension."""
 
 
 def _has_sizes(n_dims: int) -> Callable[[tuple[str, Any]], bool]:
@@ -145,47 +144,37 @@ def _has_sizes(n_dims: int) -> Callable[[tuple[str, Any]], bool]:
 
 def _same_shape(*names: str) -> Look:
     def look(given: Given) -> Iterator[str]:
-        found = _tensors(given, *names)
+        found = tensors(given, *names)
         if found and len({t.shape for t in found}) > 1:
             yield f"{' and '.join(names)} have other shapes"
 
     return look
 
 
-def _padded(n_dims: int, *, back: bool) -> Look:
+def _padded(n_dims: int) -> Look:
     def look(given: Given) -> Iterator[str]:
         padding = given.get("padding")
         if padding is not None and (not isinstance(padding, (list, tuple)) or len(padding) != 2 * n_dims):
             yield f"padding has not {2 * n_dims} numbers"
-            return
-        found = _tensors(given, "self", "grad_output") if back else None
-        if found and padding and all(type(n) is int for n in padding):
-            x, grad = found
-            if x.dim() < n_dims + 1 or x.dim() != grad.dim():
-                yield "its tensors have other dimensions"
-                return
-            wanted = list(x.shape)
-            for k in range(n_dims):  # the last dimension comes first
-                wanted[-1 - k] += padding[2 * k] + padding[2 * k + 1]
-            if list(grad.shape) != wanted:
-                yield "grad_output has not the shape of what was padded"
 
     return look
 
 
 def _planes(n_dims: int) -> Look:
     def look(given: Given) -> Iterator[str]:
-        found = _tensors(given, "grad_output", "self")
+        found = tensors(given, "grad_output", "self")
         if found:
             grad, x = found
             if grad.dim() != x.dim() or x.dim() <= n_dims or grad.shape[:-n_dims] != x.shape[:-n_dims]:
                 yield "its tensors have other numbers of planes"
+            elif 0 in x.shape[-n_dims:]:
+                yield "self has planes of nothing"
 
     return look
 
 
 def _weight_norm(given: Given) -> Iterator[str]:
-    found, dim = _tensors(given, "v", "g"), given.get("dim", 0)
+    found, dim = tensors(given, "v", "g"), given.get("dim", 0)
     if found and type(dim) is int:
         v, g = found
         n = 1 if dim == -1 else v.shape[dim] if -v.dim() <= dim < v.dim() else -1
@@ -193,31 +182,12 @@ def _weight_norm(given: Given) -> Iterator[str]:
             yield "g has not one value for each row of v"
 
 
-def _distances(given: Given) -> Iterator[str]:
-    found = _tensors(given, "x1", "x2", "cdist", "grad")
-    if found:
-        x1, x2, distance, grad = found
-        fits = min(x1.dim(), x2.dim()) >= 2 and x1.shape[-1] == x2.shape[-1]
-        try:
-            batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2]) if fits else ()  # type: ignore[no-untyped-call]
-        except RuntimeError:
-            fits = False
-        if not fits or distance.shape != (*batch, x1.shape[-2], x2.shape[-2]) or grad.shape != distance.shape:
-            yield "its tensors have shapes that do not fit"
-
-
 def _pairs(given: Given) -> Iterator[str]:
     x = given.get("self")
     if isinstance(x, torch.Tensor) and x.dim() != 2:
         yield "self is no table"
-    found = _tensors(given, "self", "grad", "pdist")
-    if found and found[0].dim() == 2:
-        n = found[0].shape[0] * (found[0].shape[0] - 1) // 2
-        if any(t.shape != (n,) for t in found[1:]):
-            yield "it has not one distance for each pair"
 
 
-_MAX_LAYERS: Final = 10_000
 _STATES: Final = ("grads", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "momentum_buffer_list", "state_sums")
 
 
@@ -263,29 +233,31 @@ def _group_norm(given: Given) -> Iterator[str]:
 
 def _pivots(factor: str, pivots: str) -> Look:
     def look(given: Given) -> Iterator[str]:
-        found = _tensors(given, factor, pivots)
+        found = tensors(given, factor, pivots)
         if not found or given.get("unpack_pivots") is False:
             return
         lu, p = found
         if lu.dim() < 2 or p.shape != (*lu.shape[:-2], min(lu.shape[-2:])):
             yield f"{pivots} have not the shape of those of {factor}"
-        elif not _is_inside(p.abs(), 1, lu.shape[-2] + 1):
+        elif not is_inside(p.abs(), 1, lu.shape[-2] + 1):
             yield f"{pivots} has some that are no row"
 
     return look
 
 
 def _bags(given: Given) -> Iterator[str]:
-    found = _tensors(given, "weight", "indices", "offsets")
+    found = tensors(given, "weight", "indices", "offsets")
     if not found:
         return
     weight, indices, offsets = found
     scale = given.get("per_sample_weights")
     if weight.dim() != 2 or indices.dim() != 1 or offsets.dim() != 1:
         yield "its tensors have other dimensions"
-    elif not _is_inside(indices, 0, weight.shape[0]):
+    elif not indices.is_contiguous() or not offsets.is_contiguous():
+        yield "indices and offsets are not contiguous"
+    elif not is_inside(indices, 0, weight.shape[0]):
         yield "indices has some that are no row of weight"
-    elif not _is_inside(offsets, 0, indices.numel() + 1) or bool((offsets.diff() < 0).any()):
+    elif not is_inside(offsets, 0, indices.numel() + 1) or bool((offsets.diff() < 0).any()):
         yield "offsets do not lead through indices"
     elif isinstance(scale, torch.Tensor) and scale.numel() != indices.numel():
         yield "per_sample_weights has not one value for each index"
@@ -293,31 +265,83 @@ def _bags(given: Given) -> Iterator[str]:
         yield "mode is none"
 
 
-def _labels(given: Given) -> Iterator[str]:
-    found = _tensors(given, "log_probs", "targets")
+def _bags_backward(given: Given) -> Iterator[str]:
+    found = tensors(given, "grad", "indices", "offset2bag")
+    if not found:
+        return
+    grad, indices, bags = found
+    weight, scale, sizes, offsets = (given.get(k) for k in ("weight", "per_sample_weights", "bag_size", "offsets"))
+    n_weights = weight.shape[0] if isinstance(weight, torch.Tensor) and weight.dim() == 2 else given.get("num_weights")
+    if grad.dim() != 2 or indices.dim() != 1 or bags.dim() != 1:
+        yield "its tensors have other dimensions"
+    elif isinstance(weight, torch.Tensor) and (weight.dim() != 2 or weight.shape[1] != grad.shape[1]):
+        yield "weight has other rows than grad"
+    elif type(n_weights) is int and not is_inside(indices, 0, n_weights):
+        yield "indices has some that are no row of weight"
+    elif not all(t.is_contiguous() for t in (indices, bags)):
+        yield "indices and offset2bag are not contiguous"
+    elif not is_inside(bags, 0, grad.shape[0]):
+        yield "offset2bag has some that are no bag"
+    elif isinstance(scale, torch.Tensor) and scale.numel() != indices.numel():
+        yield "per_sample_weights has not one value for each index"
+    elif given.get("mode") not in (None, 0, 1, 2):
+        yield "mode is none"
+    elif isinstance(sizes, torch.Tensor) and sizes.numel() != grad.shape[0] and (sizes.numel() or given.get("mode")):
+        yield "bag_size has not one value for each bag"
+    elif bags.numel() == indices.numel():
+        return
+    # Without it, it is made of offsets.
+    elif bags.numel() or not isinstance(offsets, torch.Tensor):
+        yield "offset2bag has not one value for each index"
+    elif offsets.dim() != 1 or offsets.numel() > grad.shape[0] + 1 or not offsets.is_contiguous():
+        yield "offsets are not those of the bags"
+    elif not is_inside(offsets, 0, indices.numel() + 1) or bool((offsets.diff() < 0).any()):
+        yield "offsets do not lead through indices"
+
+
+def _reduced_backward(given: Given) -> Iterator[str]:
+    found = tensors(given, "grad_out", "weight", "arg_out")
+    x = given.get("self")
+    if found and isinstance(x, torch.Tensor) and x.layout is torch.sparse_csr:
+        grad, weight, places = found
+        if grad.dim() != 2 or weight.dim() != 2 or (*x.shape, grad.shape[1]) != (*grad.shape[:1], *weight.shape):
+            yield "its tensors have shapes that do not fit"
+        elif given.get("reduce") in ("amax", "amin", "max", "min") and (
+            places.shape != grad.shape or not places.is_contiguous() or not is_inside(places, 0, x.values().numel() + 1)
+        ):
+            yield "arg_out has some that are no value of self"
+
+
+def _resized(given: Given) -> Iterator[str]:
+    x, size, scales = given.get("input", given.get("self")), given.get("output_size"), given.get("scale_factors")
+    whole = given.get("input_size", x.shape if isinstance(x, torch.Tensor) else None)
+    if scales is not None or not isinstance(size, (list, tuple)) or not isinstance(whole, (list, tuple)):
+        return
+    for n, out, name in zip(whole[2:], size, ("scales_h", "scales_w"), strict=False):
+        scale = given.get(name)
+        # The last of them lie beyond the input where there are more than the scale makes.
+        if isinstance(scale, float) and not (scale > 0 and out - n * scale < 2):
+            yield f"{name} is not that of its sizes"
+
+
+def _sampled(given: Given) -> Iterator[str]:
+    found = tensors(given, "self", "grid", "grad_output")
     if found:
-        scores, labels = found
-        if not scores.is_contiguous() or not labels.is_contiguous():
-            yield "log_probs and targets are not contiguous"
-        elif scores.dim() < 2 or not _is_inside(labels, 0, scores.shape[-1]):
-            yield "targets has some that are no class"
+        x, grid, grad = found
+        wanted = (*x.shape[:2], *grid.shape[1:3]) if x.dim() == grid.dim() == 4 else None
+        if grad.shape != wanted or grid.shape[0] != x.shape[0] or grid.shape[3] != 2:
+            yield "grad_output has another shape than what is sampled"
 
 
-def _packed(given: Given) -> Iterator[str]:
-    found = _tensors(given, "data", "batch_sizes")
-    if found:
-        data, sizes = found
-        is_one = sizes.dim() == 1 and sizes.dtype is torch.int64 and data.dim() > 0
-        if not is_one or not _is_inside(sizes, 1, 1 << 62) or bool((sizes.diff() > 0).any()):
-            yield "batch_sizes are no sizes of batches"
-        elif int(sizes.sum()) != data.shape[0]:
-            yield "batch_sizes are not as many as data"
-
-
-def _layers(given: Given) -> Iterator[str]:
-    n = given.get("num_layers")
-    if type(n) is int and not 0 < n <= _MAX_LAYERS:
-        yield f"num_layers is {n}"
+def _classes(given: Given) -> Iterator[str]:
+    found = tensors(given, "self", "target")
+    if found and found[0].dim() > 0:
+        scores, target = found
+        n = scores.shape[-1 if scores.dim() < 3 else 1]
+        ignored = given.get("ignore_index", -1 if "is_target" in given else None)  # -1 ends a list of labels
+        inside = target[target != ignored] if type(ignored) is int and not target.is_meta else target
+        if not is_inside(inside, 0, n):
+            yield "target has some that are no class"
 
 
 def _chunks(given: Given) -> Iterator[str]:
@@ -334,22 +358,23 @@ def _grouped(given: Given) -> Iterator[str]:
             yield f"{name} is empty"
 
 
+# By a pattern of names without namespace and overload.
 _FAMILIES: Final[dict[str, Look]] = {
     "_fft_(c2c|c2r|r2c)": _transform,
     "embedding_dense_backward": _embedding,
     r"\w*batch_norm\w*": _batch_norm,
-    r"_?scaled_dot_product\w*attention\w*": _attention,
+    r"_upsample_\w+_aa(_backward)?": _resized,
+    "cudnn_grid_sampler_backward": _sampled,  # the reference computes it by another operator, which believes it
+    r"_embedding_bag\w*_backward": _bags_backward,
+    "_sparse_mm_reduce_impl_backward": _reduced_backward,
     r"(fractional_|adaptive_)?max_pool2d\w*_backward": _pooled(2, back=True),
     r"(fractional_|adaptive_)?max_pool3d\w*_backward": _pooled(3, back=True),
     "max_unpool2d": _pooled(2, back=False),
     "max_unpool3d": _pooled(3, back=False),
-    "_(log_)?softmax_backward_data": _same_shape("grad_output", "output"),
     "_masked_softmax_backward": _same_shape("grad_output", "output", "mask"),
-    **{f"(reflection|replication)_pad{n}d": _padded(n, back=False) for n in (1, 2, 3)},
-    **{f"(reflection|replication)_pad{n}d_backward": _padded(n, back=True) for n in (1, 2, 3)},
+    **{f"(reflection|replication)_pad{n}d(_backward)?": _padded(n) for n in (1, 2, 3)},
     **{f"_adaptive_avg_pool{n}d_backward": _planes(n) for n in (2, 3)},
     "_weight_norm_interface": _weight_norm,
-    "_cdist_backward": _distances,
     "_pdist_(forward|backward)": _pairs,
     "_fused_(adagrad|adam|adamw|sgd)_?": _optimizer,
     r"native_group_norm(_backward)?": _group_norm,
@@ -357,10 +382,7 @@ _FAMILIES: Final[dict[str, Look]] = {
     r"linalg_lu_solve\w*": _pivots("LU", "pivots"),
     "linalg_ldl_solve": _pivots("LD", "pivots"),
     "(_embedding_bag|_embedding_bag_forward_only)": _bags,
-    "_ctc_loss(_backward)?": _labels,
-    "_pad_packed_sequence": _packed,
-    "(lstm|gru|rnn_tanh|rnn_relu)": _layers,
+    r"(nll_loss(2d)?|multi_margin_loss|multilabel_margin_loss)_backward": _classes,
     "_chunk_cat": _chunks,
     "_scaled_grouped_mm_v2": _grouped,
 }
-"""By a pattern of names without namespace and overload."""

@@ -4,7 +4,7 @@
   (4 µs per module call; module hooks cost four times that and change the order of gradients). The same wrapper calls
   `outermost`, with which `comparison.steps` ends a step or a stretch at the next call of a model.
 * Line: the first frame outside torch and shadowrun (`call_sites.py`).
-* Phase: backward while autograd runs a node; optimizer if a frame of `torch.optim` is on the way.
+* Phase: backward while autograd runs a node; optimizer if a frame of `torch.optim` is on the stack.
 * Backward: a node carries the sequence number of its forward call, whose module and line it gets. Each thread counts
   for itself and a node does not say which one made it, so each has its own table; where the thread that runs the node
   has no such number, the one other that has it is taken, and none where there are several.

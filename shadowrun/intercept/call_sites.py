@@ -116,11 +116,9 @@ class CallSites:
         return _NOWHERE
 
     def _in_optimizer(self, frame: FrameType, above: FoundSite) -> FoundSite:
-        """What is found from an optimizer's frame on; it gets a mark that says so.
-
-        Where a library steps the optimizer (accelerate, Lightning), its line does not show which one: the user's
-        line that led there comes first.
-        """
+        """What is found from an optimizer's frame on; it gets a mark that says so."""
+        # Where a library steps the optimizer (accelerate, Lightning), its line does not show which one: the user's line
+        # that led there comes first.
         site, in_optimizer, code = above
         if not in_optimizer and code is not None and _is_package(code.co_filename):
             own = _own_line(frame.f_back)
@@ -162,10 +160,8 @@ def _line(code: CodeType, number: int) -> str:
 
 
 def _cell(filename: str) -> int:
-    """Number of the cell that IPython compiled under a file's name; 0 where it is none.
-
-    `CachingCompiler._filename_map` is IPython's own, since 7.23; without it, the name of the file is shown.
-    """
+    """Number of the cell that IPython compiled under a file's name; 0 where it is none."""
+    # `CachingCompiler._filename_map` is IPython's own, since 7.23; without it, the name of the file is shown.
     named = _CELL.match(filename)
     if named:
         return int(named[1])
@@ -221,10 +217,8 @@ def _shown(filename: str) -> str:
 
 
 def _steps_an_optimizer(frame: FrameType) -> bool:
-    """Whether a function is the `step` of an optimizer of the user: torch wraps that, so its caller is torch's.
-
-    A closure is called by an optimizer too, but not by that wrapper.
-    """
+    """Whether a function is the `step` of an optimizer of the user: torch wraps that, so its caller is torch's."""
+    # A closure is called by an optimizer too, but not by that wrapper.
     caller = frame.f_back
     while caller is not None and caller.f_code.co_filename == _NO_GRAD:
         caller = caller.f_back

@@ -6,20 +6,24 @@ known only when they are called.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from typing import TYPE_CHECKING, Any
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from shadowrun.intercept.op_allowlist import Refused, check_arguments, depends_on_values
 from shadowrun.intercept.torch_operators import operator_splits
 from shadowrun.intercept.torchapi import DispatchMode
-from shadowrun.torch_private import schema_of
+from shadowrun.torch_private import negated_view, schema_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["CheckedCalls", "check_call", "check_inside"]
+__all__ = ["CheckedCalls", "check_call", "check_inside", "graphs_of_file", "looks_of_file"]
+
+_OF_FILE: Final[ContextVar[bool]] = ContextVar("graphs of a file", default=False)
 
 
 class CheckedCalls(DispatchMode):  # type: ignore[no-untyped-call]
@@ -34,6 +38,25 @@ class CheckedCalls(DispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(func, torch._ops.OpOverload) and depends_on_values(func):
             check_arguments(func, args, kwargs)
         return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def graphs_of_file() -> Iterator[None]:
+    """Graphs that run inside are those of a file: each run is looked at, since each has values of its own."""
+    token = _OF_FILE.set(True)
+    try:
+        yield
+    finally:
+        _OF_FILE.reset(token)
+
+
+def looks_of_file() -> contextlib.AbstractContextManager[Any]:
+    """For a run of a graph: looks at its calls inside of `graphs_of_file`, and does nothing elsewhere.
+
+    In float64, or with other rounding, a graph that computes indices may get others. Enter it after other modes: it
+    must not see what they call.
+    """
+    return CheckedCalls() if _OF_FILE.get() else contextlib.nullcontext()  # type: ignore[no-untyped-call]
 
 
 def check_call(
@@ -64,22 +87,44 @@ def check_inside(func: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mappi
     if not _splits(func):
         return
     state = torch.get_rng_state()
-    copies: dict[int, torch.Tensor] = {}
-
-    def copied(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return copies.setdefault(id(value), value.detach().clone())
-        return type(value)(map(copied, value)) if type(value) in (list, tuple) else value
-
+    copies = _Copies()
+    args, kwargs = tuple(map(copies.of, args)), {k: copies.of(v) for k, v in kwargs.items()}
     try:
         with torch.no_grad(), CheckedCalls():  # type: ignore[no-untyped-call]
-            func(*map(copied, args), **{k: copied(v) for k, v in kwargs.items()})
+            func(*args, **kwargs)
     except Refused:
         raise
     except Exception:  # it raises where it is called, too
         return
     finally:
         torch.set_rng_state(state)
+
+
+class _Copies:
+    """Copies that lie in memory as their tensors do: kernels believe strides too, and that memory is not shared."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the first keeps its number from being reused
+        self._memories: dict[int, torch.UntypedStorage] = {}
+
+    def of(self, value: Any) -> Any:
+        """A copy of a tensor, or of those in a list; other values as they are."""
+        if isinstance(value, torch.Tensor):
+            if id(value) not in self._tensors:
+                self._tensors[id(value)] = value, self._tensor(value.detach())
+            return self._tensors[id(value)][1]
+        return type(value)(map(self.of, value)) if type(value) in (list, tuple) else value
+
+    def _tensor(self, t: torch.Tensor) -> torch.Tensor:
+        if t.layout is not torch.strided or t.is_nested or t.is_quantized or t.device.type != "cpu":
+            return t.clone()
+        memory = t.untyped_storage()
+        if memory.data_ptr() not in self._memories:
+            self._memories[memory.data_ptr()] = memory.clone()  # type: ignore[no-untyped-call]
+        laid = torch.empty(0, dtype=t.dtype, device=t.device)
+        laid.set_(self._memories[memory.data_ptr()], t.storage_offset(), t.shape, t.stride())
+        laid = laid.conj() if t.is_conj() else laid
+        return negated_view(laid) if t.is_neg() else laid
 
 
 @functools.lru_cache(maxsize=4096)

@@ -25,8 +25,8 @@ __all__ = ["ModeToggle", "Observer", "ShadowMode", "dispatch_overhead_ns", "plan
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _planning = threading.Lock()
+# `inside`: a call with DTensors runs on this thread.
 _distributed = threading.local()
-"""`inside`: a call with DTensors runs on this thread."""
 _TRIALS, _CALLS = 5, 100
 
 
@@ -271,7 +271,8 @@ class ModeToggle:
         if self._thread != threading.get_ident():
             self._mode.detach()
         elif self.on:
-            self._mode.__exit__(None, None, None)
+            with torchapi.on_top(self._mode):  # a block may end within a mode that was entered in it
+                self._mode.__exit__(None, None, None)
         self.on = False
 
     @property

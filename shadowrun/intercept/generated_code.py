@@ -1,6 +1,6 @@
 """When code runs that Inductor has generated: its kernels write to memory, and no operator is called.
 
-Private APIs of torch, seen on 2.11 and 2.13: the classes of compiled code, whose `__call__` is replaced meanwhile.
+Private APIs of torch, seen on 2.11 and 2.13: the classes of compiled code; a recording replaces their `__call__`.
 Without them, it counts as running from when Inductor has been imported on.
 """
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["GeneratedCode"]
 
+# Classes of generated code by their modules, which `import torch` does not import.
 _CALLED: Final = {
     "torch._inductor.output_code": ("CompiledFxGraph", "CompiledAOTI"),
     "torch.export.pt2_archive._package": ("AOTICompiledModel",),  # of `torch._inductor.aoti_load_package`
 }
-"""Classes of generated code by their modules, which `import torch` does not import."""
 
 _NEEDED: Final = "torch._inductor.output_code", "CompiledFxGraph"
 

@@ -23,8 +23,8 @@ __all__ = ["REASON", "is_inside", "is_observed_region", "observe_regions", "run_
 REASON = "higher-order operator: the operators inside are compared"
 
 _BODIES = (types.FunctionType, types.MethodType, functools.partial, torch.nn.Module)
+# Those whose own kernel computes more than the functions do, and runs under a mode as well as without.
 _COMPUTING = frozenset({"flex_attention", "flex_attention_backward"})
-"""Those whose own kernel computes more than the functions do, and runs under a mode as well as without."""
 
 
 _REGION = "inductor_compiled_code"

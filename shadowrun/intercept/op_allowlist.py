@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shadowrun.intercept.argument_places import has_places, misplaced
+from shadowrun.intercept.argument_places import has_places, why_out_of_bounds
 from shadowrun.intercept.plan import Action, make_plan
 from shadowrun.intercept.torch_operators import operator_is_dispatched
 from shadowrun.intercept.torchapi import as_in_handler
@@ -39,12 +39,13 @@ class Refused(ValueError):  # noqa: N818 - a reason, caught inside
 
 
 _NAME = re.compile(r"(?P<space>[A-Za-z_]\w*)::(?P<packet>[A-Za-z_]\w*)(?:\.(?P<overload>[A-Za-z_]\w*))?", re.ASCII)
+# Types without their ``Optional`` and ``List``, as schemas print them: dtypes and layouts print as ``int``.
 _VALUES = frozenset({"Tensor", "int", "float", "bool", "number", "complex", "Device"})
-"""Types without their ``Optional`` and ``List``, as schemas print them: dtypes and layouts print as ``int``."""
 _WRAPPED = re.compile(r"(?:Optional|List)\[(.*)\]")
 
 # Operators of torch's other namespaces do more than compute (files, communication), or are internal.
 _PLAIN_SPACES = frozenset({"aten", "prims"})
+# Namespaces that are no custom operators of the user's, and whose operators do more than compute, or are internal.
 _SPACES_OF_TORCH = frozenset(
     {
         *(
@@ -76,11 +77,11 @@ _SPACES_OF_TORCH = frozenset(
         *("image", "torchaudio", "torchaudio_sox", "torchtext", "video_reader"),
     }
 )
-"""Namespaces that are no custom operators of the user's, and whose operators do more than compute, or are internal."""
 
 # A file could make such an operator read or write outside of its tensors.
 _UNCHECKED = "it does not check its indices"
 _UNSIZED = "it does not check that its arguments have sizes that fit"
+# Operators whose schema looks plain, by name without overload.
 _REFUSED = {
     "_reshape_alias": _UNCHECKED,
     "_reshape_alias_copy": _UNCHECKED,
@@ -157,8 +158,9 @@ _REFUSED = {
         "it gives access to unchecked indices",
     ),
 }
-"""Operators whose schema looks plain, by name without overload."""
 
+# Operators that programs call, and whose kernels do not look whether indices, lengths and sizes fit those of the other
+# arguments (docs/security.md): with some of them changed, they read or write elsewhere.
 _TRUSTING = frozenset(
     {
         *("_ctc_loss", "_ctc_loss_backward", "_embedding_bag", "_embedding_bag_forward_only", "_pad_packed_sequence"),
@@ -170,9 +172,8 @@ _TRUSTING = frozenset(
         *("_native_multi_head_attention", "_transformer_encoder_layer_fwd", "_weight_norm_interface"),
     }
 )
-"""Operators that programs call, and whose kernels do not look whether indices, lengths and sizes fit those of the other
-arguments (docs/security.md): with some of them changed, they read or write elsewhere."""
 
+# What compilers leave in graphs: they raise, or do nothing.
 _ASSERTIONS = frozenset(
     {
         *("aten::_assert_async", "aten::_assert_async.msg", "aten::_assert_scalar", "aten::_assert_tensor_metadata"),
@@ -180,7 +181,6 @@ _ASSERTIONS = frozenset(
         *("aten::sym_constrain_range", "aten::sym_constrain_range_for_size"),
     }
 )
-"""What compilers leave in graphs: they raise, or do nothing."""
 
 _FREE = {
     "equation": re.compile(r"[A-Za-z.,> -]{0,400}"),
@@ -190,6 +190,7 @@ _MODES = (
     *("area", "bicubic", "bilinear", "circular", "complete", "constant", "linear", "max", "mean", "nearest"),
     *("nearest-exact", "r", "rand", "randn", "reduced", "reflect", "replicate", "sum", "trilinear"),
 )
+# Texts that are the name of a choice, by the argument that takes them; `_FREE` has the others.
 _WORDS: dict[str, tuple[str, ...]] = {
     "UPLO": ("L", "U", "l", "u"),
     "activation": ("gelu", "none", "relu", "silu"),
@@ -210,16 +211,16 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "rounding_mode": ("floor", "trunc"),
     "side": ("left", "right"),
 }
-"""Texts that are the name of a choice, by the argument that takes them; `_FREE` has the others."""
 _ALL_WORDS = frozenset(word for words in _WORDS.values() for word in words)
 
+# What gives a sparse tensor another size: of one in CSC, torch leaves too few indices.
 _RESIZES = re.compile(r"aten::_?resize")
-"""What gives a sparse tensor another size: of one in CSC, torch leaves too few indices."""
-_NO_NUMBERS = ("Layout", "MemoryFormat", "ScalarType")
-"""Kernels find what belongs to a dtype by its number, which is not checked."""
+# Schemas have numbers for these. Kernels find what belongs to a dtype by its number, which is not checked.
+_CONSTANTS = {"Layout": torch.layout, "MemoryFormat": torch.memory_format, "ScalarType": torch.dtype}
+_KIND_OF_VALUE = {bool: "number", int: "number", float: "number", complex: "number"}
 _MAX_INT = 1 << 64
+# Of what is made from sizes alone: 2 GiB of float64.
 _MAX_ELEMENTS = 1 << 28
-"""Of what is made from sizes alone: 2 GiB of float64."""
 _META = torch.device("meta")
 
 
@@ -319,9 +320,9 @@ def check_arguments(func: torch._ops.OpOverload, args: Any, kwargs: Any, *, chec
         return
     writes = torch.Tag.inplace_view not in func.tags  # else to what describes a tensor only
     for argument, value in (*zip(declared, args, strict=False), *((named[k], v) for k, v in kwargs.items())):
-        is_text = _unwrapped(str(argument.type)) == "str"
+        kind, real = _kinds(func)[argument.name]
         for one in _flat(value):
-            if isinstance(one, str) and not (is_text and is_word(one, argument.name)):
+            if isinstance(one, str) and not (kind == "str" and is_word(one, argument.name)):
                 raise Refused(f"{ascii(one)[:80]} is no choice for {argument.name}")
             if not isinstance(one, _PLAIN) or (isinstance(one, torch.device) and one.type == "meta"):
                 raise Refused(f"{argument.name} is a {type(one).__name__}")
@@ -331,16 +332,61 @@ def check_arguments(func: torch._ops.OpOverload, args: Any, kwargs: Any, *, chec
                 and _RESIZES.match(schema_of(func).name)
             ):
                 raise Refused(f"it does not check the indices of {argument.name} against another size")
-            if isinstance(one, int) and _unwrapped(_real_type(argument)) in _NO_NUMBERS:
-                raise Refused(f"{argument.name} is a number, where a {_unwrapped(_real_type(argument))} has to be")
+            if not _is_of_kind(one, real):
+                what = _KIND_OF_VALUE.get(type(one), type(one).__name__)
+                raise Refused(f"{argument.name} is a {what}, where a {real} has to be")
             if isinstance(one, int) and abs(one) > _MAX_INT:
                 raise Refused(f"{argument.name} is a number of {one.bit_length()} bits")
             if isinstance(one, torch.Tensor) and writes and argument.is_write and _overlaps_itself(one):
                 raise Refused(f"elements of {argument.name}, which it writes, lie in the same place")
-    given = {a.name: v for a, v in zip(declared, args, strict=False)} | dict(kwargs)
-    if has_places(schema_of(func).name) and (why := misplaced(schema_of(func).name, given)):
+    if has_places(schema_of(func).name) and (
+        why := why_out_of_bounds(schema_of(func).name, _as_taken(declared, args, kwargs))
+    ):
         raise Refused(why)
     _check_size(func, args, kwargs)
+
+
+@functools.lru_cache(maxsize=4096)
+def _kinds(func: torch._ops.OpOverload) -> dict[str, tuple[str, str]]:
+    """Types of the elements of each argument, as schemas print them and as they are."""
+    return {a.name: (_unwrapped(str(a.type)), _unwrapped(_real_type(a))) for a in schema_of(func).arguments}
+
+
+def _is_of_kind(value: Any, kind: str) -> bool:
+    """Whether a value is of its argument's type: torch makes a number of a tensor, and one of a dtype, unseen."""
+    if value is None or isinstance(value, str):
+        return True
+    if kind in _CONSTANTS or isinstance(value, tuple(_CONSTANTS.values())):
+        return isinstance(value, _CONSTANTS.get(kind, ()))
+    return not isinstance(value, torch.Tensor) or kind == "Tensor"
+
+
+def _as_taken(declared: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Arguments by name as the operator takes them: with defaults, and of numbers what torch makes of them."""
+    given = dict(zip((a.name for a in declared), args, strict=False)) | dict(kwargs)
+    taken = {a.name: a.default_value for a in declared if a.has_default_value()}
+    kinds = {a.name: a for a in declared}
+    return taken | {name: _converted(value, kinds[name]) for name, value in given.items()}
+
+
+def _converted(value: Any, argument: Any) -> Any:
+    kind = _unwrapped(str(argument.type))
+    # A number in the place of a list of known length is all of the list.
+    length = getattr(argument, "N", None)
+    if isinstance(value, (list, tuple)):
+        return [_one(v, kind) for v in value]
+    return [_one(value, kind)] * length if length and isinstance(value, int) else _one(value, kind)
+
+
+def _one(value: Any, kind: str) -> Any:
+    if not isinstance(value, (bool, int, float, complex)):
+        return value
+    if kind == "Tensor":
+        with as_in_handler():
+            return torch.tensor(value, device="cpu")
+    if kind == "int" and isinstance(value, bool):
+        return int(value)
+    return float(value) if kind == "float" and isinstance(value, (bool, int)) else value
 
 
 @functools.lru_cache(maxsize=4096)

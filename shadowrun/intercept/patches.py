@@ -69,13 +69,13 @@ class GraphCaptures:
         """Begin to watch."""
         # `torch.cuda.graph` and `make_graphed_callables` both end in this method.
         if self._graph is not None and "capture_begin" in vars(self._graph):
-            self._patches.replace(self._graph, "capture_begin", self._announcing)
+            self._patches.replace(self._graph, "capture_begin", self._with_call_before)
 
     def stop(self) -> None:
         """End it."""
         self._patches.restore()
 
-    def _announcing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _with_call_before(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def capture_begin(*args: Any, **kwargs: Any) -> Any:
             with contextlib.suppress(Exception):  # the program captures, whatever fails here
                 self._before()

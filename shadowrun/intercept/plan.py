@@ -114,8 +114,8 @@ _OWN_NAMESPACES = frozenset(
     {"aten", "prims", "prim", "quantized", "sparse", "mkldnn", "mkl", "torch_nn", "torchvision"}
 )
 
+# Types of results, as a schema prints them, that need no taking apart.
 _PLAIN = frozenset({"Tensor", "number", "bool"})
-"""Types of results, as a schema prints them, that need no taking apart."""
 
 
 def make_plan(func: torch._ops.OpOverload, index: int) -> OpPlan:

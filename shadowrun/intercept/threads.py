@@ -44,6 +44,7 @@ _TORCH = str(Path(torch.__file__).parent) + os.sep
 _CALLING = tuple(_TORCH + folder + os.sep for folder in ("nn", "optim", "autograd"))
 _STARTING = ("threading", "shadowrun.intercept.threads")
 _MAX_NAMES = 5
+# Modules whose threads serve: they wait, show, log and send, and call no operators of the program's.
 _IDLE = (
     "IPython",
     "_pydevd_bundle",
@@ -60,7 +61,6 @@ _IDLE = (
     "wandb",
     "zmq",
 )
-"""Modules whose threads serve: they wait, show, log and send, and call no operators of the program's."""
 
 
 class OwnThread(threading.Thread):
@@ -89,7 +89,7 @@ class UntrackedThreads:
             thread = known.get(ident)
             if ident in followed or isinstance(thread, OwnThread):
                 continue
-            stack = list(_outwards(frames.get(ident)))
+            stack = list(_outer_frames(frames.get(ident)))
             if thread is None and _begin(stack) is None:  # it is just starting or ending
                 continue
             if any(f.f_code.co_filename.startswith(_CALLING) for f in stack):
@@ -106,7 +106,7 @@ class UntrackedThreads:
         # Not `current_thread()`: that would make a thread known to `threading` that is not.
         thread = next((t for t in threading.enumerate() if t.ident == ident), None)
         if not isinstance(thread, OwnThread):
-            self.calling[_name(thread, list(_outwards(sys._getframe(2))))] = None
+            self.calling[_name(thread, list(_outer_frames(sys._getframe(2))))] = None
 
     def notes(self) -> Iterator[str]:
         """What a reader should know."""
@@ -123,7 +123,7 @@ class UntrackedThreads:
             )
 
 
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+def _outer_frames(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
@@ -159,8 +159,8 @@ def _list(names: dict[str, None]) -> str:
     return ", ".join(list(names)[:_MAX_NAMES]) + (f", {more} more" if more > 0 else "")
 
 
+# Threads of C++ come and go without being counted.
 _LOOK_S = 0.05
-"""Threads of C++ come and go without being counted."""
 
 
 class Threads:
@@ -189,7 +189,7 @@ class Threads:
         self._followed = {threading.get_ident()}
         self.find_untracked()
         self._running = True
-        self._attribution.unfollowed = self._notice
+        self._attribution.unfollowed = self._note_untracked
         # Below `run` and `target`: subclasses, pools and timers all come through here.
         self._patches.replace(threading.Thread, "_bootstrap_inner", self._following)
         # Threads that are started without `threading` have no `_bootstrap_inner`.
@@ -277,7 +277,7 @@ class Threads:
 
         return functools.wraps(original)(add)
 
-    def _notice(self) -> None:
+    def _note_untracked(self) -> None:
         """A thread that was not entered calls a module: autograd's own have the modes of the thread they work for."""
         with contextlib.suppress(Exception):
             if not _is_followed():

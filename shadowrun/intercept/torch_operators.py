@@ -118,11 +118,9 @@ _CONJUGATES_INSIDE = ("aten.linalg_pinv.atol_rtol_tensor", "aten.linalg_pinv.ato
 
 
 def _with_conjugates(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator whose one kernel for all devices multiplies conjugated views.
-
-    A mode's handler runs with the keys excluded that would resolve these, so under any mode, an empty one included, the
-    pseudo-inverse of a complex matrix is far off. Seen on 2.13. Without it, a comparison changes that result.
-    """
+    """An operator whose one kernel for all devices multiplies conjugated views."""
+    # A mode's handler runs with the keys excluded that would resolve these, so under any mode, an empty one included,
+    # the pseudo-inverse of a complex matrix is far off. Seen on 2.13. Without it, a comparison changes that result.
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch._C._PreserveDispatchKeyGuard():
@@ -134,10 +132,9 @@ def _with_conjugates(operator: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _taking_numbers(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator that TorchScript calls on its constants, which torch hands to a mode as numbers and takes no numbers.
-
-    Seen on 2.11 and 2.13. Without it, a scripted or traced function with a number in it raises under a mode.
-    """
+    # "An operator that TorchScript calls on its constants, which torch hands to a mode as numbers and takes no
+    # numbers.""" Seen on 2.11 and 2.13. Without it, a scripted or traced function with a number in it raises under a
+    # mode.
 
     def run(*args: Any, **kwargs: Any) -> Any:
         tensors = [a if isinstance(a, torch.Tensor) else torch.tensor(a) for a in args]

@@ -38,6 +38,7 @@ __all__ = [
     "modes",
     "n_modes_below",
     "next_sequence_number",
+    "on_top",
     "pop_mode",
     "profiling",
     "push_mode",
@@ -138,7 +139,7 @@ def _legacy_config() -> Any:
 
 @contextlib.contextmanager
 def inner_operators(found: list[str], skipped: frozenset[str]) -> Iterator[None]:
-    """Add the innermost operators that run on this thread meanwhile, in their order, without overload names.
+    """While inside, add the innermost operators that run on this thread, in their order, without overload names.
 
     Args:
         found: Is added to.
@@ -339,6 +340,21 @@ def pop_mode(mode: Any) -> None:
         _modes._pop_mode()
 
 
+@contextlib.contextmanager
+def on_top(mode: Any) -> Iterator[None]:
+    """Have a mode of this thread's stack on top of it: those that the program has entered since are put back."""
+    above = []
+    if mode in modes():
+        while (top := top_mode()) is not mode:
+            above.append(top)
+            _modes._pop_mode()
+    try:
+        yield
+    finally:
+        for other in reversed(above):
+            _modes._push_mode(other)
+
+
 def _merely_called(run: Callable[..., Any], _types: Any, args: tuple[Any, ...], kwargs: Any = None) -> Any:
     return run(*args, **(kwargs or {}))
 
@@ -425,7 +441,7 @@ live_storage: Callable[[int], torch.UntypedStorage | None] = optional(
 
 
 def in_transform() -> bool:
-    """Whether a functorch transform (vmap, grad) is on the way. Seen on 2.11 and 2.13."""
+    """Whether a functorch transform (vmap, grad) is active. Seen on 2.11 and 2.13."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 

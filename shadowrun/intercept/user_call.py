@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["is_own_call", "on_one_line", "own_call"]
 
+# Name of that function: no function of a program can be called so.
 _NAME = "<operator>"
-"""Name of that function: no function of a program can be called so."""
 
 _HANDLER = "__torch_dispatch__"
 

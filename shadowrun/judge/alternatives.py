@@ -47,15 +47,15 @@ _NOT_VALUES: Final = frozenset(
     "dtype layout device pin_memory memory_format non_blocking generator out keepdim sparse copy".split()  # noqa: SIM905
 )
 _RUNNING: Final = frozenset({"running_mean", "running_var"})
+# What torch's batch norms read without a look whether it is there: without them the process ends (seen on 2.13).
 _STATISTICS: Final = _RUNNING | {"save_mean", "save_invstd", "save_var"}
-"""What torch's batch norms read without a look whether it is there: without them the process ends (seen on 2.13)."""
+# Which statistics a batch norm reads.
 _SWITCHES: Final = frozenset({"train", "training", "update"})
-"""Which statistics a batch norm reads."""
+# Formulas that lose the digits for which the operator exists.
 _FORMULAS: Final[dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]]] = {
     "expm1": ("exp(x) - 1", lambda x: torch.exp(x) - 1),
     "log1p": ("log(1 + x)", lambda x: torch.log(1 + x)),
 }
-"""Formulas that lose the digits for which the operator exists."""
 
 
 def holds_on_changed_inputs(

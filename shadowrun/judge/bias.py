@@ -77,12 +77,12 @@ FEWEST: Final = 8
 """Values of a row below which a factor and a shift of it explain any error."""
 ALL_TRUNCATED: Final = 0.99
 """Elements that are truncated where that shows, and right elsewhere: those of kernels that add in float32."""
-LOUDER: Final = 1.2
+MIN_ERROR_RATIO: Final = 1.2
 """And times the reference's error by norm that it has to be."""
 
 _FLOAT32: Final = 2.0**-24
+# Terms that a matrix unit adds at once; some truncate after each such step.
 _BLOCK: Final = 16
-"""Terms that a matrix unit adds at once; some truncate after each such step."""
 _SOME: Final = 1 << 16
 
 
@@ -230,7 +230,7 @@ def _truncated(result_diff: ResultDiff, actual_errors: Array, expected_errors: A
     """Whether a result of 16 bits was truncated, whatever the operator."""
     assert result_diff.truth is not None
     counts = count_truncated(result_diff.actual, result_diff.truth)
-    if counts is None or counts[0] < ENOUGH or not _louder(actual_errors, expected_errors) >= LOUDER:
+    if counts is None or counts[0] < ENOUGH or not _error_ratio(actual_errors, expected_errors) >= MIN_ERROR_RATIO:
         return None
     n_distinct, n_truncated, n_right = counts
     others = result_diff.actual.numel() - n_distinct
@@ -379,13 +379,13 @@ def _in_rows(case: Case, result_diff: ResultDiff, actual_errors: Array, expected
     deviation = result_diff.truth.value.reshape(-1, n) - bias
     # A wrong variance scales the deviations of a row, a wrong mean shifts them by the weight.
     shares = [_explained(d.reshape(-1, n), deviation, weight) for d in (actual_errors, expected_errors)]
-    louder = _louder(actual_errors, expected_errors)
+    ratio = _error_ratio(actual_errors, expected_errors)
     limit = _limit(named["input"], deviation, n)
-    if shares[0] <= limit + 4 / n or shares[0] <= 2 * shares[1] or louder < LOUDER:
+    if shares[0] <= limit + 4 / n or shares[0] <= 2 * shares[1] or ratio < MIN_ERROR_RATIO:
         return None
     return (
         f"a factor and a shift of each row make {shares[0]:.2g} of its square error, {shares[1]:.2g} on the reference; "
-        f"by norm it is {louder:.2g} times the reference's"
+        f"by norm it is {ratio:.2g} times the reference's"
     )
 
 
@@ -401,7 +401,7 @@ def _limit(x: torch.Tensor, deviation: Array, n: int) -> float:
     return SHARE_OF_ROWS if different >= VARIED * n and equal >= FEWEST else SHARE_OF_FEW
 
 
-def _louder(actual_errors: Array, expected_errors: Array) -> float:
+def _error_ratio(actual_errors: Array, expected_errors: Array) -> float:
     """The target's error by norm over the reference's; not a number where either is not finite."""
     with np.errstate(all="ignore"):
         return float(np.linalg.norm(actual_errors) / max(np.linalg.norm(expected_errors), np.finfo(np.float64).tiny))

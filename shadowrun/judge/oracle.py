@@ -35,10 +35,10 @@ deviation in 4 of 100,000 elements."""
 MANY_RUNS: Final = 16
 """Perturbed runs before a call is a mismatch: the same happens once in 10**18 elements."""
 
+# Of a factor of `Oracle._perturb_values`, in squared roundoffs: 0.5 to 1, of either sign.
 _VARIANCE: Final = 7 / 12
-"""Of a factor of `Oracle._perturb_values`, in squared roundoffs: 0.5 to 1, of either sign."""
+# Standard deviations that the greatest magnitude of 16 normal deviates has on average (2.08).
 _GREATEST_OF_MANY: Final = 2.0
-"""Standard deviations that the greatest magnitude of 16 normal deviates has on average (2.08)."""
 
 _WIDE: Final = {
     **dict.fromkeys(FORMATS, torch.float64),
@@ -56,8 +56,8 @@ _REAL: Final = {
 _COMPRESSED: Final = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
+# Relative step that float64 can make: half of it, its unit roundoff, is rounded away upwards, and often downwards.
 _MIN_STEP = 2.0**-52
-"""Relative step that float64 can make: half of it, its unit roundoff, is rounded away upwards, and often downwards."""
 
 
 class NoOracle(Exception):  # noqa: N818 (a reason, not an error)
@@ -104,11 +104,9 @@ class Oracle:
         self.n_perturbed_runs = max(self.n_perturbed_runs, n_runs)
 
     def _estimate_spread(self) -> bool:
-        """Widen the spreads by what perturbed runs would give, where the operator itself computes that.
-
-        A result of an operator that is linear in each of its inputs moves by the sum of its terms, each times a random
-        factor: a normal deviate whose variance is the sum of the squared terms.
-        """
+        """Widen the spreads by what perturbed runs would give, where the operator itself computes that."""
+        # A result of an operator that is linear in each of its inputs moves by the sum of its terms, each times a
+        # random factor: a normal deviate whose variance is the sum of the squared terms.
         case, factors = self._case, self._case.facts.n_factors
         floats = [t for t in tensors(case.args, case.kwargs) if t.is_floating_point() or t.is_complex()]
         # A scale would have to be squared too.

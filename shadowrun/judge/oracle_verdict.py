@@ -85,11 +85,9 @@ def reference_wrong(evidence: str) -> Verdict:
 
 
 def _reference_off(result_diff: ResultDiff, expected: Array) -> bool:
-    """Whether the reference is wrong beyond doubt: also relative to the greatest element of the result.
-
-    Correct implementations that cancel (a variance of nearly equal values, the tail of gelu) are far off relative to
-    one element, but not relative to the greatest one.
-    """
+    """Whether the reference is wrong beyond doubt: also relative to the greatest element of the result."""
+    # Correct implementations that cancel (a variance of nearly equal values, the tail of gelu) are far off relative to
+    # one element, but not relative to the greatest one.
     assert result_diff.truth is not None
     assert result_diff.fmt is not None
     assert result_diff.excess_actual is not None
@@ -123,12 +121,11 @@ def _integer_verdict(result_diff: ResultDiff) -> Verdict:
 def _coarse_on_the_whole(case: Case, result_diff: ResultDiff, *, perturbed: bool) -> Mask:
     """Find errors of a 16-bit result that no element proves alone, but all of them together.
 
-    Sums that were accumulated in 16 bits have too great a mean square. A wrong element stands out from all others, if
-    nothing is rounded before the result.
-
     Returns:
         A mask over `result_diff.where` of the elements that are wrong then.
     """
+    # Sums that were accumulated in 16 bits have too great a mean square. A wrong element stands out from all others, if
+    # nothing is rounded before the result.
     assert result_diff.excess_actual is not None
     n = result_diff.actual.numel()
     whole = replace(result_diff, where=np.arange(n), zero_signs=np.zeros(n, bool), classes=np.zeros(n, bool), floor=0.0)

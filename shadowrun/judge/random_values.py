@@ -107,6 +107,7 @@ def _randint(given: dict[str, Any], values: list[Any]) -> str:
     return _mean(t, (low + high - 1) / 2, (high - low) / math.sqrt(12))
 
 
+# By what an operator samples (`OpFacts.distribution`).
 _CHECKS = {
     "uniform": _uniform,
     "normal": _normal,
@@ -115,4 +116,3 @@ _CHECKS = {
     "randperm": _randperm,
     "randint": _randint,
 }
-"""By what an operator samples (`OpFacts.distribution`)."""

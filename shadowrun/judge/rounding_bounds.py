@@ -28,7 +28,7 @@ BOUND: Final = 32.0
 ARITHMETIC_BOUND: Final = 16.0
 """The same for short chains of IEEE operations."""
 COARSE_BOUND: Final = 8.0
-"""The same for results of 16 and 8 bits: they may be rounded to these a few times on the way."""
+"""The same for results of 16 and 8 bits: intermediate values may be rounded to these a few times."""
 COARSE_SUM_BOUND: Final = 4.0
 """The same for 16-bit sums and products, which are accumulated in float32."""
 ROOT: Final = 1.0

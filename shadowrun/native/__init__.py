@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["core", "lacks", "state", "why_not"]
 
-_VERSION = 25
-"""Raise it here and in `module.c` with every change of the interface, so that a stale build is not used."""
+# Raise it here and in `module.c` with every change of the interface, so that a stale build is not used.
+_VERSION = 26
 
 
 lacks: list[str] = []

@@ -25,8 +25,8 @@ _C = Path("shadowrun/native")
 _ARCHIVED = ("shadowrun", "tests", "docs", "examples", "benchmarks", ".ci")
 _ARCHIVED_FILES = ("constraints.txt", "noxfile.py", "CHANGELOG.md", "CONTRIBUTING.md", ".pre-commit-hooks.yaml")
 _PAGES = ("", "howto", "design")
+# Names of folders and endings of files that are made from others.
 _MADE = ("__pycache__", "_build", ".pyc", ".so", ".pyd")
-"""Names of folders and endings of files that are made from others."""
 
 
 class BuildExtension(build_ext):  # type: ignore[misc]  # setuptools has no types

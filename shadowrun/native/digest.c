@@ -374,3 +374,46 @@ PyObject *sr_digest_memory(PyObject *module, PyObject *const *args, Py_ssize_t n
     in.n_ladders = in.n_rows < n_ladders ? in.n_rows : n_ladders;
     return digest_memory(&in, instructions);
 }
+
+/* split_samples(samples, how many of each result, bytes of each of these): `_split` of recording/recording_writer.py. */
+PyObject *sr_split_samples(PyObject *module, PyObject *args) {
+    (void)module;
+    Py_buffer samples, counts, widths;
+    if (!PyArg_ParseTuple(args, "y*y*y*:split_samples", &samples, &counts, &widths)) {
+        return NULL;
+    }
+    const unsigned char *n_samples = counts.buf, *width = widths.buf, *from = samples.buf;
+    size_t n = 0, n_lower = 0, n_tops = 0;
+    int fits = counts.len == widths.len;
+    for (Py_ssize_t i = 0; fits && i < counts.len; i++) {
+        n += n_samples[i];
+        n_lower += n_samples[i] * (size_t)(width[i] ? width[i] - 1 : 0);
+        n_tops += width[i] ? n_samples[i] : 0;
+        fits = width[i] <= sizeof(uint64_t);
+    }
+    PyObject *lower = NULL, *tops = NULL, *both = NULL;
+    if (!fits || n * sizeof(uint64_t) != (size_t)samples.len) {
+        PyErr_SetString(PyExc_ValueError, "split_samples: numbers that do not fit");
+    } else {
+        lower = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)n_lower), tops = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)n_tops);
+    }
+    if (lower != NULL && tops != NULL) {
+        char *to = PyBytes_AS_STRING(lower), *top = PyBytes_AS_STRING(tops);
+        for (Py_ssize_t i = 0; i < counts.len; i++) {
+            size_t w = width[i];
+            for (int k = 0; k < n_samples[i]; k++, from += sizeof(uint64_t)) {
+                if (w) {
+                    memcpy(to, from, w - 1);
+                    to += w - 1, *top++ = (char)from[w - 1];
+                }
+            }
+        }
+        both = PyTuple_Pack(2, lower, tops);
+    }
+    Py_XDECREF(lower);
+    Py_XDECREF(tops);
+    PyBuffer_Release(&samples);
+    PyBuffer_Release(&counts);
+    PyBuffer_Release(&widths);
+    return both;
+}

@@ -52,5 +52,6 @@ int sr_digest_tensor(PyObject *tensor, const SrTensor *t, SrDigest *found);
 PyObject *sr_setup_digests(PyObject *module, PyObject *formats);
 PyObject *sr_digest(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *sr_digest_memory(PyObject *module, PyObject *const *args, Py_ssize_t n);
+PyObject *sr_split_samples(PyObject *module, PyObject *args);
 
 #endif

@@ -63,6 +63,25 @@ static finite_check finite_function(int is_bfloat, int bits) {
     return plain[which];
 }
 
+/* Elements from the first of a tensor to its last, all of them included; 0 where Python has to look. In a permuted tensor,
+ * such as the result of attention, they are the tensor's own. Gaps may have anything: what is not finite there is left to
+ * Python too. */
+static size_t finite_extent(const SrTensor *t, size_t n) {
+    if (t->strides == NULL || n == 0) {
+        return n;
+    }
+    size_t extent = 1;
+    for (int32_t d = 0; d < t->ndim; d++) {
+        if (t->shape[d] != 1) {
+            if (t->strides[d] < 0) {
+                return 0;
+            }
+            extent += (size_t)(t->shape[d] - 1) * (size_t)t->strides[d];
+        }
+    }
+    return extent <= 2 * n ? extent : 0;
+}
+
 /* Whether a value has no NaN and no infinity; 0 also where Python has to look. */
 static int finite_value(PyObject *value) {
     if (PyTuple_CheckExact(value) || PyList_CheckExact(value)) {
@@ -83,12 +102,12 @@ static int finite_value(PyObject *value) {
     if (t.dtype.code != FLOAT && t.dtype.code != COMPLEX && t.dtype.code != BFLOAT) {
         return 1; /* integers and bool; floats of 8 bits saturate or have NaN alone */
     }
-    size_t n = sr_n_elements(&t);
+    size_t n_elements = sr_n_elements(&t), n = finite_extent(&t, n_elements);
     if (t.dtype.code == COMPLEX) {
         bits /= 2, n *= 2;
     }
-    if (t.data == NULL || !sr_is_contiguous(&t) || (bits != 16 && bits != 32 && bits != 64)) {
-        return n == 0;
+    if (t.data == NULL || n == 0 || (bits != 16 && bits != 32 && bits != 64)) {
+        return n_elements == 0;
     }
     finite_check check = finite_function(t.dtype.code == BFLOAT, bits);
     const char *at = (const char *)t.data + t.byte_offset;
@@ -116,7 +135,11 @@ static int finite_results(const SrCall *call, PyObject *out) {
     }
     int all = finite_value(out);
     for (int k = 0; all && k < operator->n_written; k++) {
-        all = operator->written[k] < PyTuple_GET_SIZE(call->args) && finite_value(PyTuple_GET_ITEM(call->args, operator->written[k]));
+        if (operator->written[k] >= PyTuple_GET_SIZE(call->args)) {
+            return 0;
+        }
+        PyObject *written = PyTuple_GET_ITEM(call->args, operator->written[k]);
+        all = written == out || finite_value(written); /* calls in place return what they wrote to */
     }
     return all;
 }

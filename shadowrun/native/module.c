@@ -8,7 +8,7 @@
 #include <string.h>
 #include <structmember.h>
 
-#define VERSION 25
+#define VERSION 26
 
 #ifndef SOURCES
 #define SOURCES 0 /* checksum of the C files, set by building.py */
@@ -184,9 +184,11 @@ static PyMethodDef functions[] = {
     {"setup_digests", sr_setup_digests, METH_O, NULL},
     {"digest", (PyCFunction)(void (*)(void))sr_digest, METH_FASTCALL, NULL},
     {"digest_memory", (PyCFunction)(void (*)(void))sr_digest_memory, METH_FASTCALL, NULL},
+    {"split_samples", sr_split_samples, METH_VARARGS, NULL},
     {"setup_places", (PyCFunction)(void (*)(void))sr_setup_places, METH_FASTCALL, NULL},
     {"place", sr_place, METH_O, NULL},
     {"setup_storage_rows", sr_setup_storage_rows, METH_O, NULL},
+    {"forget_freed", sr_forget_freed, METH_O, NULL},
     {"keep_heap", (PyCFunction)module_keep_heap, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

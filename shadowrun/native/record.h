@@ -17,6 +17,7 @@ typedef struct {
 int sr_add_storage_rows_type(PyObject *module);
 int sr_is_storage_rows(PyObject *value);
 PyObject *sr_setup_storage_rows(PyObject *module, PyObject *free_reference);
+PyObject *sr_forget_freed(PyObject *module, PyObject *storages);
 SrStorageRows *sr_new_storage_rows(PyObject *tensor, long long version);
 int sr_renew_storage_rows(SrStorageRows *self, long long version); /* forget all rows; -1 with an exception */
 

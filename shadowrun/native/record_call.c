@@ -11,7 +11,7 @@
 #include <string.h>
 #include <structmember.h>
 
-enum { NO_KERNEL = -1, MAX_ROWS = 0xFFFF, LOOK_EVERY = 64, CALL_BYTES = 20, N_SLOTS = 6, N_COLUMNS = 6 };
+enum { NO_KERNEL = -1, MAX_ROWS = 0xFFFF, LOOK_EVERY = 16, CALL_BYTES = 20, N_SLOTS = 6, N_COLUMNS = 6 };
 enum { IS_RUNNING, IS_BUSY, STEP, HAS_RECORDED, IS_UNSEEN, IS_WATCHING };
 
 typedef struct {
@@ -24,7 +24,7 @@ typedef struct {
     PyObject *conclude;    /* callable(origin, inputs, plan, args, kwargs, out): record a call that has run */
     PyObject *raised;      /* callable(plan, args, kwargs): the program's call raised */
     PyObject *failed;      /* callable(plan, error): a call could not be recorded */
-    PyObject *look;        /* callable(): called after each 64 calls */
+    PyObject *look;        /* callable(): called after each 16 calls */
     PyObject *schedule;    /* WatchSchedule */
     Py_ssize_t slots[N_SLOTS];
     Py_ssize_t n_running; /* calls of the program that were made here and have not ended */

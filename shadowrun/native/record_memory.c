@@ -141,6 +141,33 @@ static PyType_Spec storage_rows_spec = {
     .slots = storage_rows_slots,
 };
 
+/* forget_freed(storages): `_forget_freed` of recording/data_flow.py, for a dict of StorageRows. */
+PyObject *sr_forget_freed(PyObject *module, PyObject *storages) {
+    (void)module;
+    PyObject *freed = PyDict_Check(storages) ? PyList_New(0) : NULL, *key, *value;
+    Py_ssize_t position = 0;
+    if (freed == NULL) {
+        return PyErr_Occurred() ? NULL : sr_wrong_count("forget_freed");
+    }
+    int failed = 0;
+    while (!failed && PyDict_Next(storages, &position, &key, &value)) {
+        if (!sr_is_storage_rows(value)) {
+            continue;
+        }
+        PyObject *is_freed = PyObject_CallOneArg(storage_rows_of_torch[EXPIRED], ((SrStorageRows *)value)->reference);
+        failed = is_freed == NULL || (is_freed == Py_True && PyList_Append(freed, key));
+        Py_XDECREF(is_freed);
+    }
+    for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(freed); i++) {
+        failed = PyDict_DelItem(storages, PyList_GET_ITEM(freed, i));
+    }
+    Py_DECREF(freed);
+    if (failed) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
 int sr_add_storage_rows_type(PyObject *module) { return sr_add_type(module, &storage_rows_spec, &storage_rows_type); }
 
 /* ---- which calls are watched -----------------------------------------------------------------------------------------

@@ -195,12 +195,16 @@ PyObject *sr_rows_of_inputs(PyObject *rows, PyObject *args, PyObject *kwargs) {
 
 /* -- results */
 
+/* Grows to twice the size: Python adds an eighth, and each time may move the column to memory between the program's tensors. */
 int sr_append(PyObject *column, const void *bytes, size_t n) {
-    Py_ssize_t size = PyByteArray_GET_SIZE(column);
+    Py_ssize_t size = PyByteArray_GET_SIZE(column), wanted = size + (Py_ssize_t)n;
     if (n == 0) {
         return 0;
     }
-    if (PyByteArray_Resize(column, size + (Py_ssize_t)n)) {
+    if (wanted >= ((PyByteArrayObject *)column)->ob_alloc && PyByteArray_Resize(column, 2 * wanted)) {
+        return -1;
+    }
+    if (PyByteArray_Resize(column, wanted)) {
         return -1;
     }
     memcpy(PyByteArray_AS_STRING(column) + size, bytes, n);

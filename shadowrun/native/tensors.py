@@ -37,11 +37,9 @@ _LIBRARIES = ("libtorch_cpu.so", "libtorch_cpu.dylib", "torch_cpu.dll")
 
 
 def _ask_without_python(core: ModuleType) -> bool:
-    """Use torch's C shim for dtypes and shapes, if it gives what Python gives.
-
-    The shim is part of torch's stable ABI (torch/csrc/inductor/aoti_torch/c/shim.h), seen on 2.11 and 2.13. Its
-    argument is the C++ object inside each tensor's Python object: `_cdata` is its address.
-    """
+    """Use torch's C shim for dtypes and shapes, if it gives what Python gives."""
+    # The shim is part of torch's stable ABI (torch/csrc/inductor/aoti_torch/c/shim.h), seen on 2.11 and 2.13. Its
+    # argument is the C++ object inside each tensor's Python object: `_cdata` is its address.
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # hidden from the program's modes
         empty = torch._C._VariableFunctions.empty
         samples = [empty((2, 3), dtype=torch.float16), empty((), dtype=torch.int64), empty((0, 4), dtype=torch.bool)]
@@ -56,10 +54,8 @@ def _ask_without_python(core: ModuleType) -> bool:
 
 
 def _read_places(core: ModuleType) -> bool:
-    """Find out where a C++ tensor keeps its storage, and that all places are what Python says. Seen on 2.11 and 2.13.
-
-    Without it, recordings look tensors up in Python: the same rows, more slowly.
-    """
+    # "Find out where a C++ tensor keeps its storage, and that all places are what Python says. Seen on 2.11 and
+    # 2.13.""" Without it, recordings look tensors up in Python: the same rows, more slowly.
     storage = torch.UntypedStorage
     functions = torch.Tensor.untyped_storage, storage._weak_ref, storage._free_weak_ref, storage._expired
     core.setup_storage_rows(functions)

@@ -115,10 +115,8 @@ def bits_equal(actual: Value, expected: Value) -> bool:
 
 
 def _plainly_equal(actual: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether two plain tensors have the same dtype, shape, strides and bits; False also if that takes a longer look.
-
-    For real, strided, contiguous tensors, which nearly all are: two thirds of the checks of `bits_equal`.
-    """
+    # "Whether two plain tensors have the same dtype, shape, strides and bits; False also if that takes a longer
+    # look.""" For real, strided, contiguous tensors, which nearly all are: two thirds of the checks of `bits_equal`.
     try:
         actual_ptr, expected_ptr = actual.data_ptr(), expected.data_ptr()
     except RuntimeError:  # sparse or opaque: cheaper than to ask each tensor for its layout

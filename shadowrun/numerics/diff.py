@@ -40,8 +40,8 @@ _UNSIGNED: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _INTEGERS: Final = frozenset(
     getattr(torch, name) for name in ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 )
+# DLPack's codes of dtypes that are not signed (0), unsigned (1) or floating (2) numbers.
 _DLPACK: Final = {torch.bool: 6, torch.bfloat16: 4}
-"""DLPack's codes of dtypes that are not signed (0), unsigned (1) or floating (2) numbers."""
 
 Ints = npt.NDArray[Any]
 
@@ -78,7 +78,7 @@ class Totals:
     worst_actual: float = 0.0
     worst_expected: float = 0.0
 
-    def offer(self, gap: float, index: int) -> None:
+    def keep_worst(self, gap: float, index: int) -> None:
         """Take the element as the worst so far, unless a class difference or a greater gap is known."""
         if gap > self.max_abs or self.worst < 0:
             if not self.worst_is_class:
@@ -266,7 +266,7 @@ def _add_floats(totals: Totals, actual: torch.Tensor, expected: torch.Tensor, st
         if not proper:
             totals.squares += _scaled_squares(gap)
     worst = int(gap.argmax())
-    totals.offer(float(gap[worst]), start + worst)
+    totals.keep_worst(float(gap[worst]), start + worst)
     _add_ratios(totals, a, e, gap)
     if float(np.abs(e).min()) < fmt.normal:
         _add_zeros(totals, a, e, fmt.normal)
@@ -354,7 +354,7 @@ def _add_integers(totals: Totals, actual: torch.Tensor, expected: torch.Tensor, 
     worst = int(gap.argmax())
     if not boolean:
         totals.max_ulp = max(totals.max_ulp, int(gap[worst]))
-    totals.offer(float(gap[worst]), start + worst)
+    totals.keep_worst(float(gap[worst]), start + worst)
     # Squares of int64 differences overflow an integer.
     wide = gap.astype(np.float64)
     totals.squares += _sum_of_squares(wide)

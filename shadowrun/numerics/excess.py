@@ -19,8 +19,8 @@ Array = npt.NDArray[np.float64]
 EDGE = 8.0
 """Units of rounding by which a finite truth may miss the greatest number and still overflow."""
 
+# Elements that are looked at together: their dozen copies stay in the cache, in memory that is used again.
 _PART = 8192
-"""Elements that are looked at together: their dozen copies stay in the cache, in memory that is used again."""
 
 
 class Truth(NamedTuple):

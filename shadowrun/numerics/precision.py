@@ -13,8 +13,8 @@ __all__ = ["FORMATS", "FloatFormat", "monotone", "remaining_bits", "ulp_distance
 Ints = npt.NDArray[np.signedinteger[Any]]
 
 
+# Elements whose int64 copies stay in the L2 cache, and in memory that is used again.
 _PART: Final = 8192
-"""Elements whose int64 copies stay in the L2 cache, and in memory that is used again."""
 
 
 class FloatFormat(NamedTuple):

@@ -31,8 +31,8 @@ Results = tuple[Any, ...]
 _aten = torch.ops.aten
 _DREW = "it drew random numbers, which the CPU cannot draw"
 _RNNS: Final = (torch.rnn_relu, torch.rnn_tanh, torch.lstm, torch.gru)
+# Place in `_RNNS`: cuDNN's number of the mode.
 _LSTM: Final = 2
-"""Place in `_RNNS`: cuDNN's number of the mode."""
 
 
 def _batch_norm(*args: Any) -> Results:

@@ -245,7 +245,9 @@ def devices() -> list[DeviceAvailability]:
     for name in known_devices():
         # Listing must not import plug-ins: an import may take seconds, or initialise a driver.
         missing = _missing(name)
-        found.append(DeviceAvailability(name, not missing, missing or _describe(name)))
+        described = plugin_file(name).summary
+        detail = missing or _describe(name)
+        found.append(DeviceAvailability(name, not missing, f"{detail}; {described}" if described else detail))
     return sorted(found, key=lambda d: (not d.available, d.device_type != "cpu", d.device_type))
 
 

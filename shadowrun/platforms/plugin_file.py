@@ -70,10 +70,20 @@ class PluginFile:
     Attributes:
         facts: Fields of `backends.Backend`, by name.
         known: Known issues of the device.
+        package: Name of the package; empty if there is no file.
     """
 
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     known: tuple[KnownLine, ...] = ()
+    package: str = ""
+
+    @property
+    def summary(self) -> str:
+        """``described by vpu-plugin: settings fast_math, rounding; 1 known issue``; empty if there is no file."""
+        n, settings = len(self.known), ", ".join(self.facts.get("settings", ()))
+        parts = [f"settings {settings}" if settings else "", f"{n} known issue{'s' * (n != 1)}" if n else ""]
+        said = "; ".join(filter(None, parts))
+        return f"described by {self.package}{': ' if said else ''}{said}" if self.package else ""
 
 
 _NONE: Final = PluginFile()
@@ -131,7 +141,7 @@ def _read(entry: importlib.metadata.EntryPoint, device_type: str) -> PluginFile:
     lines = known_lines(table.get("known", []), text, path)
     package = entry.dist.name if entry.dist else entry.value.partition(":")[0]
     known = tuple(dataclasses.replace(line, origin=f"{line.origin} of {package}") for line in lines)
-    return PluginFile(MappingProxyType(facts), known)
+    return PluginFile(MappingProxyType(facts), known, package)
 
 
 def _path(entry: importlib.metadata.EntryPoint) -> Path | None:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["autoloaded", "failed_autoload", "import_inherited", "import_plugins", "inherited"]
 
+# Names, separated by spaces: of the user, and for worker processes of a command.
 _INHERITED = "SHADOWRUN_IMPORT"
-"""Names, separated by spaces: of the user, and for worker processes of a command."""
 
 
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"

@@ -6,12 +6,14 @@ type are here, each vendor's own in its row of `backends`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shadowrun.errors import UsageError
 from shadowrun.platforms.backends import BACKENDS, backend_of
 from shadowrun.platforms.plugin_file import FILE_GROUP
 from shadowrun.types import Cause
@@ -66,8 +68,12 @@ _OF_OTHERS: tuple[ErrorPattern, ...] = (
 def _patterns() -> tuple[tuple[tuple[str, ...], re.Pattern[str], Cause], ...]:
     """Ordered: the first line whose type and pattern fit decides."""
     others = [entry.name for entry in importlib.metadata.entry_points(group=FILE_GROUP)]
-    devices = dict.fromkeys([*BACKENDS, *others])
-    lines = (*_OF_TORCH, *(line for name in devices for line in backend_of(name).missing_kernel), *_OF_OTHERS)
+    vendors: list[ErrorPattern] = []
+    for name in dict.fromkeys([*BACKENDS, *others]):
+        # The broken file of another device must not end this run; naming that device says what is wrong.
+        with contextlib.suppress(UsageError):
+            vendors += backend_of(name).missing_kernel
+    lines = (*_OF_TORCH, *vendors, *_OF_OTHERS)
     return tuple(
         (types, re.compile(text.replace("NAME", _KERNEL_NAME), re.DOTALL), cause) for types, text, cause in lines
     )

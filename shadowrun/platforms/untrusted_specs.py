@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 __all__ = ["simulated_flaws", "spec_of_user", "trusted_spec"]
 
+# Names that torch does not let the simulated device have.
 _NOT_FOR_SIM = frozenset({*TORCH_NAMES, "xla"} - {"sim"})
-"""Names that torch does not let the simulated device have."""
+# Texts that a message offers for pasting into a shell: they have no character that could hide what they do.
 _PASTEABLE = re.compile(r"[A-Za-z0-9_:\[\]()=,.+@%/ \"^~-]{1,300}")
-"""Texts that a message offers for pasting into a shell: they have no character that could hide what they do."""
 
 
 def trusted_spec(text: Any, names: Iterable[str] = (), *, simulated: bool = False, option: str = "--target") -> str:

@@ -30,16 +30,16 @@ __all__ = ["LOOK_EVERY", "BlockBuffer", "LastRow", "placement"]
 _MAX_CALLS: Final = 2048
 _MAX_RESULTS: Final = 20_000  # a fused optimizer writes to thousands of tensors in one call
 _FLUSH_S: Final = 1.0  # what a killed process loses
-LOOK_EVERY: Final = 64
+LOOK_EVERY: Final = 16
 """After so many calls the clock is looked at; `native/record_call.c` has it too."""
+# A program with a scalar that changes at each step makes new contexts for ever: after so many, they are forgotten.
 _MAX_KNOWN: Final = 50_000
-"""A program with a scalar that changes at each step makes new contexts for ever: after so many, they are forgotten."""
 
 _CALL: Final = struct.Struct("<iiiiHH")
+# The columns of a result before those of its digest.
 _RESULT: Final = struct.Struct("<iBBBBiq")
-"""The columns of a result before those of its digest."""
+# Where a result begins.
 _FORM_AND_KIND: Final = struct.Struct("<iB")
-"""Where a result begins."""
 _NO_STATISTICS: Final = struct.pack("<6q3d", 0, 0, 0, 0, 0, 0, *[float("nan")] * 3)
 assert (_CALL.size, _RESULT.size + len(_NO_STATISTICS)) == (CALL.itemsize, RESULT.itemsize)
 _ROW_BYTES: Final = RESULT.itemsize

@@ -39,12 +39,12 @@ CALLS_EACH: Final = 2
 ALIGNMENT: Final = 64
 """Kernels treat the first elements of unaligned memory apart: memory is kept from a multiple of so many bytes on."""
 MAX_TENSORS: Final = 10_000
+# One call may take this part of what all may, and repeated signatures only what the first calls leave of it.
 _SHARE: Final = 2
-"""One call may take this part of what all may, and repeated signatures only what the first calls leave of it."""
 _MAX_SIGNATURES: Final = 50_000
 _MAX_REASONS: Final = 64
+# Bytes: what a reader accepts as one value.
 _MAX_CONTENT: Final = MAX_VALUE_BYTES - 4096
-"""Bytes: what a reader accepts as one value."""
 _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 _COMPLEX: Final = frozenset({torch.complex32, torch.complex64, torch.complex128})
 _WITHOUT_VALUES: Final = frozenset({Action.VIEW, Action.EMPTY, Action.PASS})
@@ -109,7 +109,7 @@ class CapturedInputs:
             return torchapi.hidden_from_program(self._take, args, kwargs)  # type: ignore[no-any-return]
         except NotStorable as reason:
             self._count(str(reason))
-        except Exception as error:  # of a kind of tensor that nobody thought of: never raises
+        except Exception as error:  # an unknown kind of tensor: must not raise
             self._count(f"{plan.name}: {type(error).__name__}")
             # The disk is full: the recording itself will say so.
             self.takes_inputs &= not isinstance(error, (sqlite3.Error, OSError))

@@ -30,9 +30,9 @@ _CPU = torch.device("cpu")
 _SHARE = 4  # of the budget, for one call
 # A full disk fails each time, and each try costs copies of all inputs.
 _MAX_FAILURES = 3
+# So often the worst call of a finding gives way to a worse one; then only to one that is twice as bad: where each call
+# is worse than the last, each would be written.
 _MAX_WORSE = 64
-"""So often the worst call of a finding gives way to a worse one; then only to one that is twice as bad: where each call
-is worse than the last, each would be written."""
 _FAULTS = (Status.MISMATCH, Status.UNSUPPORTED, Status.ERROR, Status.FALLBACK)
 # Neither bugs of shadowrun nor draws can be shown by the inputs alone.
 _NO_INPUTS_HELP = (Cause.HARNESS, Cause.RANDOMNESS)

@@ -30,11 +30,11 @@ __all__ = ["Packed", "class_limits", "digest_by_operators", "pack_digest"]
 Packed = tuple[bytes, bytes, bytes, bytes]
 """Statistics as the last nine columns of `model.RESULT`, then rungs, samples and the rungs of rows, each uint64."""
 
+# Elements of a temporary tensor: of int64, they take 16 MiB.
 _MOST_AT_ONCE: Final = 1 << 21
-"""Elements of a temporary tensor: of int64, they take 16 MiB."""
 _KEPT_KEYS: Final = 64
+# Squares of smaller float64 numbers, and of greater ones than its inverse, may leave the range of float64.
 _VANISHING: Final = 2.0**-450
-"""Squares of smaller float64 numbers, and of greater ones than its inverse, may leave the range of float64."""
 _STATISTICS: Final = struct.Struct("<6q3d")
 
 

@@ -38,8 +38,8 @@ __all__ = ["Digest", "Packed", "digest", "digest_memory", "digest_rows", "pack",
 _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 _COMPLEX: Final = frozenset({torch.complex32, torch.complex64, torch.complex128})
 _STATISTICS: Final = struct.Struct("<6q3d")
+# Types of devices whose tensors are copied to the CPU, since they lack an operator or a dtype.
 _lack_operators: set[str] = set()
-"""Types of devices whose tensors are copied to the CPU, since they lack an operator or a dtype."""
 
 
 class Digest(NamedTuple):
@@ -200,8 +200,8 @@ def _positions(n: int, n_parts: int) -> npt.NDArray[np.int64]:
 # A call of numpy costs less than one of torch, and few of them are made: bit planes come from packed bits, and classes,
 # range and sum of squares from one sorted copy.
 
+# Elements: their bits, a byte each, stay in the cache.
 _AT_ONCE: Final = 1 << 13
-"""Elements: their bits, a byte each, stay in the cache."""
 
 
 class _Memory:

@@ -49,8 +49,8 @@ PATHS: Final[tuple[tuple[str, str], ...]] = (
 
 _COMPILED: Final = tuple((re.compile(pattern, re.IGNORECASE), path) for pattern, path in PATHS)
 
+# Primitives that move elements between memory formats: not what makes a result.
 _COPIES: Final = frozenset({"reorder", "concat"})
-"""Primitives that move elements between memory formats: not what makes a result."""
 _MKL_COPY: Final = re.compile(r"COPY")
 _LINE: Final = re.compile(rb"(?:onednn_verbose,|MKL_VERBOSE )[^\n]*\n")
 _ONEDNN: Final = re.compile(rb"onednn_verbose,([^\n]*)\n")

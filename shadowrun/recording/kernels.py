@@ -45,10 +45,10 @@ _NO_ARITHMETIC: Final = (
     *("resize_", "resolve_conj", "resolve_neg", "select", "set_", "slice", "split", "squeeze", "t", "to", "transpose"),
     *("unbind", "unsqueeze", "view", "view_as", "zero_"),
 )
+# Operators that allocate, view, copy, fill or ask: most calls have some inside, and they do not round.
 _SKIPPED: Final = frozenset(f"aten::{name}" for name in _NO_ARITHMETIC)
-"""Operators that allocate, view, copy, fill or ask: most calls have some inside, and they do not round."""
+# Devices whose kernels `torch.profiler` knows.
 _ACCELERATORS: Final = ("cuda", "xpu")
-"""Devices whose kernels `torch.profiler` knows."""
 _TRANSFERS: Final = ("Memcpy", "Memset", "zeCommandListAppendMemory")
 _LOG_LEVEL: Final = "KINETO_LOG_LEVEL"
 

@@ -429,7 +429,8 @@ class NonFiniteObserver:
 
 def _has_values(plan: OpPlan) -> bool:
     """A view shows memory that was looked at when it was written; `empty` may hold anything."""
-    return plan.kind is not OpKind.NO_VALUES and plan.action is not Action.EMPTY
+    # A view for which autograd keeps no relation, so that its schema says nothing.
+    return plan.kind is not OpKind.NO_VALUES and plan.action is not Action.EMPTY and plan.name != "aten::_unsafe_view"
 
 
 def _kinds(has_nan: Any, has_inf: Any) -> int:

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 __all__ = ["in_memory", "open_checked", "read", "read_all"]
 
 _BLOB = "typeof({0}) = 'blob'"
+# Reports say a name many times: of megabytes, it would become gigabytes.
 _NAME = f"{TEXT} and length({{0}}) <= 10000"
-"""Reports say a name many times: of megabytes, it would become gigabytes."""
 _BLOBS: Final = ("calls", "results", "inputs", "rungs", "samples", "sample_tops", "row_rungs")
 _COLUMNS: Columns = {
     "process": {"id": COUNT, "info": TEXT},
@@ -74,14 +74,14 @@ _COLUMNS: Columns = {
     "output": {"result": COUNT, "digest": TEXT},
 }
 _MIN_UNPACKED_LIMIT: Final = 2**28
+# Bytes of unpacked columns for each byte of a block; a recording of nothing but views has 24.
 _MAX_UNPACKED_RATIO: Final = 64
-"""Bytes of unpacked columns for each byte of a block; a recording of nothing but views has 24."""
 _N_PACKED: Final = " + ".join(f"length({column})" for column in _BLOBS)
 _MAX_NAMED: Final = 8
+# Entries of a fingerprint and of options, at all depths: reports go through them for each output.
 _MAX_FACTS: Final = 10_000
-"""Entries of a fingerprint and of options, at all depths: reports go through them for each output."""
+# Characters of a pattern of outputs: the time to compile one may grow with the square of its length.
 _MAX_PATTERN: Final = 1000
-"""Characters of a pattern of outputs: the time to compile one may grow with the square of its length."""
 _TIMEOUT_S: Final = 5.0
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from shadowrun.errors import DataFileError
 from shadowrun.limits import head
+from shadowrun.native import core
 from shadowrun.recording.model import width_of
 from shadowrun.store import connect
 from shadowrun.store.codec import jsonable
@@ -219,11 +220,12 @@ def is_recording(path: Path) -> bool:
 
 
 def _split(samples: npt.NDArray[np.uint64], results: npt.NDArray[Any], widths: Sequence[int]) -> tuple[bytes, bytes]:
-    """Samples at the width of their dtypes, most of which are float32: their lower bytes, and the top byte of each.
-
-    Top bytes have the sign and most of the exponent, and take a third when they are compressed. The rest is random.
-    """
+    """Samples at the width of their dtypes, most of which are float32: their lower bytes, and the top byte of each."""
+    # Top bytes have the sign and most of the exponent, and take a third when they are compressed. The rest is random.
     check_range(results["form"], 0, len(widths), "a form")
+    if core is not None:
+        each = np.array(widths, np.uint8)[results["form"]]
+        return core.split_samples(samples, np.ascontiguousarray(results["n_samples"]), each)  # type: ignore[no-any-return]
     of_results = np.array(widths, np.int64)[results["form"]]
     ends = np.cumsum(results["n_samples"], dtype=np.int64)
     # Few: nearly all results of a block are of one dtype.

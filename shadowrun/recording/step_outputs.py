@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["StepOutputs", "content_of", "is_captured"]
 
 _STEP_BYTES: Final = OUTPUTS_BYTES // 4
+# A step counts as so many bytes at least: to find a tensor takes some 0.1 ms, and there may be a million steps.
 _LEAST: Final = OUTPUTS_BYTES // 256
-"""A step counts as so many bytes at least: to find a tensor takes some 0.1 ms, and there may be a million steps."""
 _MAX_FAILURES: Final = 3
 _AT_ONCE: Final = 64
 _MADE: Final = (Kind.RESULT, Kind.WRITTEN)
@@ -66,7 +66,7 @@ class StepOutputs:
             if all(_is_sampled_whole(row) for row in last):
                 return
             n_bytes = hidden_from_program(self._keep, buffer, flow, last)
-        except Exception:  # of a kind of tensor that nobody thought of: the recording goes on without it
+        except Exception:  # an unknown kind of tensor: the recording continues without it
             self._n_failures += 1
             self.wanted = self._n_failures < _MAX_FAILURES
             return

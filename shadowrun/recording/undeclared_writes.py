@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Overwritten", "Schedule", "UndeclaredWrites", "WatchSchedule", "Watched", "make_schedule", "may_watch"]
 
+# Of one call: its other arguments are not watched.
 _MAX_BYTES: Final = 64 << 20
-"""Of one call: its other arguments are not watched."""
 _MAX_TENSORS: Final = 256
 _PURGE_AT: Final = 1024
 _PLACE = tuple[int, tuple[int, ...], tuple[int, ...], int]

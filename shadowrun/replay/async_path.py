@@ -93,15 +93,17 @@ class _TargetFromWorker:
     def run(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallRun:
         """Run a call on tensors that lie on the target."""
         # The results are fetched by the same calling thread: a copy in another stream could be early.
-        return self._pipeline.ask(lambda: self._fetched(plan, self._target.run(plan, args, kwargs)))
+        return self._pipeline.run_on_calling_thread(lambda: self._fetched(plan, self._target.run(plan, args, kwargs)))
 
     def run_mirrored(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], max_bytes: int) -> CallRun:
         """Run a call on copies of its inputs."""
-        return self._pipeline.ask(lambda: self._fetched(plan, self._target.run_mirrored(plan, args, kwargs, max_bytes)))
+        return self._pipeline.run_on_calling_thread(
+            lambda: self._fetched(plan, self._target.run_mirrored(plan, args, kwargs, max_bytes))
+        )
 
     def on_own_thread(self, question: Callable[[Executor], _T]) -> _T:
         """Have a calling thread answer a question that runs calls on the target."""
-        return self._pipeline.ask(lambda: question(self._target))
+        return self._pipeline.run_on_calling_thread(lambda: question(self._target))
 
     def values(self, plan: OpPlan, ran: CallRun) -> list[Any]:
         """Results of a run, on the CPU."""
@@ -238,11 +240,9 @@ class AsyncPath:
         return own
 
     def _observe_on_cpu(self, call: Call) -> CallRun:
-        """Observe a call on the reference, which the target repeats in its stream without a host sync.
-
-        A program on a GPU reads many numbers from the CPU (AdamW its steps, twice for each parameter): to read them
-        from the GPU as well would sync each time.
-        """
+        """Observe a call on the reference, which the target repeats in its stream without a host sync."""
+        # A program on a GPU reads many numbers from the CPU (AdamW its steps, twice for each parameter): to read them
+        # from the GPU as well would sync each time.
         plan, role = call.plan, call.role
         why_not = _IN_GRAPH if self._transfers.is_capturing() else ""
         if plan.name == _READ_NUMBER and self._target_in_use and role.on_ref and not call.reason:
@@ -309,7 +309,7 @@ class AsyncPath:
     def _pending(
         self, call: Call, copies: Copies, pristine: Arguments, actual: CallRun, expected: CallRun | None = None
     ) -> _PendingComparison:
-        ambient, random = AmbientState.now(), call.is_random
+        ambient, random = AmbientState.current(), call.is_random
         return _PendingComparison(self, call.without_arguments(), random, copies, pristine, actual, ambient, expected)
 
     def _copy_results(self, plan: OpPlan, own: CallRun, copies: Copies, pristine: Arguments) -> CallRun:

@@ -67,7 +67,7 @@ class CrossDevicePath:
         drift = context.drift if not call.reason else None
         if drift is not None:
             # Twins are laid out before the call: it may write to the inputs that they stand for.
-            with_isolated_warnings(drift.before, (), (call,))
+            with_isolated_warnings(drift.take_inputs, (), (call,))
         saved = None
         if random and copies.pristine is not None:
             saved = SavedRngStates(self._target.platform if role.on_target else None, call.kwargs)

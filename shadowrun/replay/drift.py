@@ -87,16 +87,16 @@ class Drift:
         if self.trials is not None:
             self.trials.clear()
 
-    def before(self, call: Call) -> None:
+    def take_inputs(self, call: Call) -> None:
         """Lay the inputs of a call over the twins, before the program's own run may change them."""
         if self.trials is not None:
-            self.trials.before(call)
+            self.trials.take_inputs(call)
         role = call.role
         # A value that the program read back from the target continues in the reference's chain.
         on_target = role.on_target or (role.on_ref and self._of_ref.knows(call))
         for chain, follows in ((self._of_target, not on_target), (self._of_ref, on_target or not role.on_ref)):
             if follows:
-                chain.before(call)
+                chain.take_inputs(call)
             else:
                 # The pending inputs of an earlier call that raised would be taken for this one's.
                 chain.leave_out()
@@ -252,7 +252,7 @@ class DriftChain:
         """The call runs elsewhere."""
         self._pending.call = None
 
-    def before(self, call: Call) -> None:
+    def take_inputs(self, call: Call) -> None:
         """Lay the inputs of a call over the twins."""
         try:
             self._pending.call = (

@@ -50,18 +50,18 @@ GUARD_BYTES: Final = 256
 OVERWRITTEN: Final = "input overwritten"
 _ALIGNMENT: Final = 64
 _GUARD: Final = 0x3F  # as float 0.75: any arithmetic on it shows
+# Calls of one signature that are always looked at.
 _FIRST: Final = 2
-"""Calls of one signature that are always looked at."""
+# Later, those whose number is a power of this.
 _RARER: Final = 8
-"""Later, those whose number is a power of this."""
 _REST_S: Final = 1.0
 # So the looks cost at most one percent of the time.
+# Between two of these, at least so many seconds, and so many times as long as the last one took.
 _REST: Final = 100.0
-"""Between two of these, at least so many seconds, and so many times as long as the last one took."""
 _MAX_SIGNATURES: Final = 50_000
 # Three copies of this size exist at once.
+# For the copies of one call: the program may need the rest of the memory.
 _MAX_BYTES: Final = 64 << 20
-"""For the copies of one call: the program may need the rest of the memory."""
 _CPU = torch.device("cpu")
 _WITHOUT_MEMORY = FUNCTIONALIZING | {"meta"}
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shadowrun.replay.context import RunSink
     from shadowrun.replay.drift import Drift
     from shadowrun.replay.memory import CopyBuffer
-    from shadowrun.replay.passing import Passing
+    from shadowrun.replay.pass_through import PassThrough
     from shadowrun.replay.same_device import SameDevicePath
     from shadowrun.schedule.selection import Selection
 
@@ -42,7 +42,7 @@ class NativeHandler:
         comparator: Knows which operators are watched.
         same_device: The path that the C handler follows, in Python.
         role: What the CPU means.
-        passing: Decides under an overhead budget which calls are passed on; all others are left to Python.
+        pass_through: Decides under an overhead budget which calls are passed on; all others are left to Python.
 
     Attributes:
         handler: The C handler; None without the part in C.
@@ -56,12 +56,12 @@ class NativeHandler:
         comparator: Comparator,
         same_device: SameDevicePath,
         role: Role,
-        passing: Passing | None = None,
+        pass_through: PassThrough | None = None,
     ) -> None:
         # The C handler leaves every call that is not a plain match to these, so Python alone decides verdicts.
         self._path, self._fast = same_device, same_device.fast
         self._role = role
-        self._passes = passing is not None
+        self._passes = pass_through is not None
         self.handler: Any = None
         # Each of the three may be missing with some torch version: all calls then go through Python.
         if core is None or plainly_equal is None or attribution.native_origins is None:
@@ -71,7 +71,7 @@ class NativeHandler:
             function_mode_on=torchapi.has_function_mode,
             profiler_on=torchapi.profiling,
             origins=attribution.native_origins,
-            selection=selection if passing is None else passing,
+            selection=selection if pass_through is None else pass_through,
             device=role.device,
             watched=comparator.watched,
             # C and Python use the same buffers, so the bound of 4 MiB holds for both together.

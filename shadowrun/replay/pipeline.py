@@ -54,7 +54,7 @@ class AmbientState:
     deterministic: tuple[bool, bool]
 
     @staticmethod
-    def now() -> AmbientState:
+    def current() -> AmbientState:
         """As it is on this thread."""
         return AmbientState(
             torch.is_grad_enabled(),
@@ -179,7 +179,7 @@ class Pipeline:
         """In a forked child: the thread is not there, and what waited is its parent's."""
         self._reset()
 
-    def ask(self, function: Callable[[], T]) -> T:
+    def run_on_calling_thread(self, function: Callable[[], T]) -> T:
         """From a job: have a calling thread run a function, at its next call or while it waits."""
         # `_run_here` runs jobs on a calling thread: a request to itself would wait for ever.
         if threading.current_thread() is not self._thread:

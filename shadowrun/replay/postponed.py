@@ -35,11 +35,11 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _MAX_WAITING = 16
 # The bound is part of the stated memory: past it, a call is judged at once.
 _MAX_BYTES = 64 << 20
+# A part is not begun if the longest one of late would exceed the time by this factor.
 _OVERSHOOT = 1.5
-"""A part is not begun if the longest one of late would exceed the time by this factor."""
 _FORGETS = 0.95
+# Assumed until some parts were seen: the first ones also import what they need.
 _FIRST_PARTS_NS = 2e6
-"""Assumed until some parts were seen: the first ones also import what they need."""
 _DROPPED = Verdict(Status.UNVERIFIED, None, "overhead budget: interrupted before it was judged")
 
 

@@ -18,7 +18,7 @@ from shadowrun.intercept.user_call import own_call
 from shadowrun.replay.call import OVER_BUDGET, Call, CallRun, Treatment, TreatmentPolicy
 from shadowrun.replay.executor import WarningFilter
 from shadowrun.replay.native_handler import NativeHandler
-from shadowrun.replay.passing import Passing
+from shadowrun.replay.pass_through import PassThrough
 from shadowrun.replay.paths import Paths
 from shadowrun.replay.postponed import PostponedCalls
 
@@ -112,12 +112,12 @@ class Replayer:
         self.policy = TreatmentPolicy(recorder, selection, replays=config.replay, budget=budget)
         recorder.every_second = paths.every_second
         attribution, comparator, cpu = recorder.attribution, paths.context.comparator, paths.roles.cpu
-        self._passing = None
+        self._pass_through = None
         # Where the program's own run is the target's, even a call that is not compared is checked.
         if budget is not None and (cpu.shared or not cpu.on_target):
-            self._passing = Passing(budget, selection, lambda: self._handler.own_ns, lambda: self.lock)
-        path, passing = paths.same_device, self._passing
-        self._handler = NativeHandler(recorder, selection, attribution, comparator, path, cpu, passing)
+            self._pass_through = PassThrough(budget, selection, lambda: self._handler.own_ns, lambda: self.lock)
+        path, pass_through = paths.same_device, self._pass_through
+        self._handler = NativeHandler(recorder, selection, attribution, comparator, path, cpu, pass_through)
         self.native_handler = self._handler.handler
         self._warnings = WarningFilter()
         # Torch cannot construct a tensor subclass by its old constructor under a dispatch mode.
@@ -152,7 +152,7 @@ class Replayer:
         if self._paths.asynchronous:
             self._graph_captures.start()
         roles, cpu, config = self._roles, self._roles.cpu, self._context.config
-        if self._passing is not None:
+        if self._pass_through is not None:
             self._handler.pass_on()
             # Not in the first step, which should not take much longer than the others.
             for func in torch_operators.common_operators(ShadowMode):
@@ -210,8 +210,8 @@ class Replayer:
 
     def charge_passed(self) -> None:
         """Count the time of calls that were passed on, before the budget is asked about a step."""
-        if self._passing is not None:
-            self._passing.charge()
+        if self._pass_through is not None:
+            self._pass_through.charge()
 
     @property
     def has_postponed(self) -> bool:
@@ -338,9 +338,9 @@ class Replayer:
     def _observe_within(self, budget: Budget, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As `_observe`, of what the overhead budget allows."""
         entered = _clock()
-        own_ns, passing = self._own_ns, self._passing
+        own_ns, pass_through = self._own_ns, self._pass_through
         # Asked before the call: what this call costs is known only when it is over.
-        exhausted = budget.exhausted(entered) if passing is None else passing.exhausted(entered)
+        exhausted = budget.exhausted(entered) if pass_through is None else pass_through.exhausted(entered)
         try:
             return self._observe(plan, args, kwargs, OVER_BUDGET if exhausted else "")
         finally:

@@ -455,7 +455,7 @@ class SameDevicePath:
         # Until a chain has a value of its own, it would run what is replayed.
         follows = drift is not None and (drift.must_follow(call) or not (role.on_target or role.on_ref))
         if drift is not None and follows:
-            with_isolated_warnings(drift.before, (), (call,))
+            with_isolated_warnings(drift.take_inputs, (), (call,))
         # Without the restore, a second run after a lack of memory would draw other numbers.
         own = run_before_copies(run_own, call, copies, None if rng is None else lambda: _restore(rng))
         if copies.problem is None and are_too_large(plan, own.out, self._max_bytes):

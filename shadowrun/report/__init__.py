@@ -35,8 +35,8 @@ FORMATS = tuple(name for name in RENDERERS if name != "terminal" and name not in
 STDOUT = "-"
 _EXTENSIONS = {name: name for name in FORMATS} | {"xml": "junit", "sarif": "sarif"}
 _SUMMARY = "GITHUB_STEP_SUMMARY"
+# GitHub drops a larger summary as a whole.
 _MAX_SUMMARY_BYTES = 1 << 20
-"""GitHub drops a larger summary as a whole."""
 
 
 class Output(NamedTuple):
@@ -58,7 +58,7 @@ def render(run: Source, format: str) -> str:  # noqa: A002 - as in Run.write
     from shadowrun.report import document
     from shadowrun.report.run_report import run_document
 
-    return document.render(run_document(run), format)
+    return document.render(run_document(run, pictures=format == "html"), format)
 
 
 def output_of(text: str) -> Output:

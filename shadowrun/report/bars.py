@@ -12,12 +12,13 @@ from shadowrun.report.svg import AMBER, BLUE, GREEN, INK, LINE, RED, SOFT, dot, 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["bar_chart", "stacked_bars"]
+__all__ = ["bar_chart", "region_strip", "stacked_bars"]
 
 _WIDTH: Final = 960
 _ROW: Final = 26.0
 _MAX_ROWS: Final = 20
 _MAX_LABEL: Final = 40
+_MAX_PIECES: Final = 200
 _COLOURS: Final = {"good": GREEN, "bad": RED, "warn": AMBER, "dim": SOFT}
 
 
@@ -76,6 +77,40 @@ def bar_chart(rows: Sequence[tuple[str, float, str]], title: str, axis: str) -> 
     parts.append(text(left, 18, axis, SOFT))
     caption = f"{axis}: the first {len(shown)} of {len(rows):,}." if len(shown) < len(rows) else f"{axis}."
     return (Figure(svg(_WIDTH, 40 + _ROW * len(shown), title, parts, caption, wide=True), caption, title),)
+
+
+def region_strip(rows: Sequence[tuple[str, Sequence[tuple[str, str, int]]]], title: str) -> tuple[Figure, ...]:
+    """A strip for each row, whose pieces follow each other; nothing without two pieces.
+
+    Args:
+        rows: Name, and of each region its name, its state, and its number of operators; -1 if unknown.
+        title: Of the picture.
+    """
+    shown = [(name, regions[:_MAX_PIECES]) for name, regions in rows if regions][:_MAX_ROWS]
+    n = sum(len(regions) for _, regions in shown)
+    if n < 2:
+        return ()
+    left, right = _left([name for name, _ in shown]), _WIDTH - 20.0
+    # One scale for all rows, so that their lengths compare.
+    total = max(sum(max(1, size) for *_, size in regions) for _, regions in shown)
+    states = list(dict.fromkeys(state for _, regions in shown for _, state, _ in regions))
+    parts = []
+    for number, (name, regions) in enumerate(shown):
+        x, y = left, 12 + _ROW * number
+        parts.append(text(left - 8, y + 15, clip(name, _MAX_LABEL), INK, anchor="end"))
+        for region, state, size in regions:
+            width = (right - left) * max(1, size) / total
+            words = f"{region}: {state}" + (f", {size:,} operators" if size >= 0 else "")
+            parts.append(rect(x, y, max(1.5, width - 2), _ROW - 6, _colour(state, states), words, opacity=0.4))
+            if width > 9 + 7 * len(region):
+                parts.append(text(x + 6, y + 14, region, INK))
+            x += width
+    y, x = 12 + _ROW * len(shown) + 16, left
+    for state in states:
+        parts += [dot(x + 4, y - 4, 4, _colour(state, states)), text(x + 13, y, state, INK)]
+        x += 34 + 7 * len(state)
+    caption = f"{n:,} compiled regions in their order, each as wide as its number of operators."
+    return (Figure(svg(_WIDTH, y + 14, title, parts, caption, wide=True), caption, title),)
 
 
 def _left(names: Sequence[str]) -> float:

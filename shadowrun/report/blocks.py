@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 __all__ = [
     "TONES",
@@ -32,6 +32,7 @@ __all__ = [
     "Table",
     "Tree",
     "TreeNode",
+    "naming",
     "plain",
     "shown",
     "status_span",
@@ -41,7 +42,9 @@ __all__ = [
 TONES = {
     **dict.fromkeys(("match", "full", "ok", "kernel", "present", "gained", "supported"), "good"),
     **dict.fromkeys(("mismatch", "unsupported", "error", "none", "absent", "regressed", "finding"), "bad"),
+    **dict.fromkeys(("compile error", "runtime error"), "bad"),
     **dict.fromkeys(("fallback", "unverified", "slow", "partial", "own failures", "fails differently"), "warn"),
+    **dict.fromkeys(("recompile storm", "graph break", "slower than eager"), "warn"),
     **dict.fromkeys(("skipped", "untested", "unknown", "specific", "-"), "dim"),
 }  # fmt: skip
 """Status, support or state to its tone: one table, so that all reports and formats agree."""
@@ -55,7 +58,7 @@ class Span:
         text: The text.
         tone: One of good, bad, warn, dim; empty for none.
         link: Anchor in the same document, for formats that have links.
-        opens: What a text that ends in ``… and 8 more`` leaves out: HTML shows it on a click.
+        opens: What a text with ``… and 8 more`` leaves out: HTML shows it on a click.
     """
 
     text: str
@@ -150,6 +153,7 @@ class Fact:
         tone: ``action`` for the next step, ``strong`` for the cause; empty for others.
         command: A shell command: never wrapped or cut.
         short: A terminal cuts it to one line.
+        opens: As of `Span`.
     """
 
     label: str
@@ -157,6 +161,7 @@ class Fact:
     tone: str = ""
     command: bool = False
     short: bool = False
+    opens: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +394,13 @@ Block = Note | Facts | Table | Entries | Figure | Listing | Prose | Code | Tree 
 def status_span(status: str, text: str = "", link: str = "") -> Span:
     """A status in its tone: ``3 mismatch``."""
     return Span(text or status, TONES.get(status, ""), link)
+
+
+def naming(before: str, names: Sequence[str], shown: int, after: str = "") -> Cell:
+    """A sentence that names the first of some things; HTML shows the others on a click."""
+    left = tuple(names[shown:])
+    text = f"{before}{', '.join(names[:shown])}{f' … and {len(left):,} more' if left else ''}{after}"
+    return (Span(text, opens=left),) if left else text
 
 
 def plain(cell: Cell, separator: str = ", ") -> str:

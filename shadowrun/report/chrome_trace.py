@@ -1,8 +1,9 @@
 """A run as a trace in Chrome's format, which ui.perfetto.dev and chrome://tracing show: lanes and counters.
 
-A data file has the duration of each call on both sides, and start and duration of each step. It has neither the start
-of a call nor the time that judging it took. So calls lie one after the other from the start of their step, and what is
-left of a step is one event behind them; the trace says so itself, in `otherData` and in the names of the lanes.
+A data file has the duration of each call on both sides, start and duration of each step, and the time that a whole run
+spent in shadowrun. It has neither the start of a call nor the time that judging it took. So calls lie one after the
+other from the start of their step, and what is left of a step comes behind them: split into judge and program where the
+run has one step, one event where it has more. The trace says so itself, in `otherData` and in the names of the lanes.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _LANES: Final = {
     PROGRAM: "program: steps, phases, modules",
     TARGET: "calls on the target",
     REFERENCE: "calls on the reference",
-    REST: "the rest of each step: the program's Python, copies, judge, recording (not recorded by call)",
+    REST: "judge, copies, recording; the program's Python (not recorded by call)",
 }
 _NOTE: Final = (
     "Durations of steps and calls are measured, as the host sees them. Start times of calls are not recorded: calls "
@@ -55,7 +56,10 @@ where call.seq > ? order by call.seq limit ?"""
 _CONTEXTS: Final = """
 select context.id, op.name, inputs, dtypes, shapes, module, phase, site.text, device
 from context join op on op.id = op_id join site on site.id = site_id"""
-_BITS: Final = re.compile(r"[a-z]*?(\d+)")
+_BITS: Final = re.compile(r"[a-z]*?(\d{1,3})")
+_SHAPE: Final = re.compile(r"\[([\d, ]*)\]")
+_MAX_SHAPES: Final = 2000
+"""Characters of the shapes of a call: a file may have any."""
 _FAILING: Final = ("mismatch", "unsupported", "error", "fallback")
 
 
@@ -87,15 +91,19 @@ class _Process:
 
     Attributes:
         pid: Number of the run in a combined file.
-        own: Device type of the target and the reference, to tell the program's own calls.
+        devices: Device type of the target and the reference, to tell the program's own calls.
         steps: Start and duration of its steps, in microseconds.
         serial: Whether replays made the program wait.
+        own_us: Time of the whole run in shadowrun, replays included.
+        replayed_us: Time of the replays so far; None once a call's own side was not known.
     """
 
     pid: int
     devices: tuple[str, str]
     steps: dict[int, tuple[float, float]]
     serial: bool
+    own_us: float
+    replayed_us: float | None = 0.0
     step: int | None = None
     started: float = 0.0
     clock: dict[int, float] = field(default_factory=lambda: {TARGET: 0.0, REFERENCE: 0.0})
@@ -122,8 +130,12 @@ class _Process:
                 self.clock = dict.fromkeys(self.clock, self.now)
             began = self.clock[lane]
             self.clock[lane] = began + times[lane]
-            own = lane == self._own(where.device)
-            kind = "program" if own else "replay"
+            own = self._own(where.device)
+            if own is None or self.replayed_us is None:
+                self.replayed_us = None
+            elif lane != own:
+                self.replayed_us += times[lane]
+            kind = "program" if lane == own else "replay"
             yield _span(self.pid, lane, where.op, began, times[lane], kind, args | {"of": kind})
         self.counts.update(calls=1, bytes=where.n_bytes, mismatches=int(status == "mismatch"))
         for name in ("calls", "mismatches", "bytes"):
@@ -133,6 +145,11 @@ class _Process:
         if status in _FAILING:
             yield {"ph": "i", "s": "t", "pid": self.pid, "tid": PROGRAM, "ts": _us(self.now), "cat": status,
                    "name": f"{status}: {where.op}", "args": args}  # fmt: skip
+
+    @property
+    def judge_us(self) -> float | None:
+        """What shadowrun took beside the replays; None if that is not known."""
+        return None if self.replayed_us is None or not self.own_us else max(0.0, self.own_us - self.replayed_us)
 
     def _own(self, device: str) -> int | None:
         """The lane of the program's own calls; None if both platforms are one device."""
@@ -171,8 +188,13 @@ class _Process:
         yield _span(
             self.pid, PROGRAM, f"step {self.step}", self.started, max(wall, self.now - self.started), "step", args
         )
-        if self.serial and rest > 0:
-            yield _span(self.pid, REST, "rest of the step", self.now, rest, "rest", {})
+        judge = self.judge_us
+        if self.serial and rest > 0 and judge is not None and len(self.steps) == 1:
+            judge = min(judge, rest)
+            yield _span(self.pid, REST, "judge, copies, recording", self.now, judge, "judge", {})
+            yield _span(self.pid, REST, "the program's Python", self.now + judge, rest - judge, "rest", {})
+        elif self.serial and rest > 0:
+            yield _span(self.pid, REST, "rest of the step: judge and the program", self.now, rest, "rest", {})
         end = max(self.now, self.started + wall)
         self.clock = dict.fromkeys(self.clock, end)
         self.step = None
@@ -188,13 +210,21 @@ def trace_events(data: DataFile, most: int = MAX_CALLS) -> Iterator[dict[str, An
         data: Data file to read.
         most: Calls at most.
     """
+    return _events(data, _processes(data), most)
+
+
+def _events(data: DataFile, processes: list[tuple[_Process, str]], most: int) -> Iterator[dict[str, Any]]:
     contexts = {number: _context(rest) for number, *rest in data.query(_CONTEXTS)}
-    processes = _processes(data)
     for process, name in processes:
         yield _named(process.pid, 0, "process_name", name)
         for lane, text in _LANES.items():
             yield _named(process.pid, lane, "thread_name", text)
             yield {**_named(process.pid, lane, "thread_sort_index", ""), "args": {"sort_index": lane}}
+    n_stored, n_folded = _counts(data)
+    if n_stored > most or n_folded:
+        # The time in shadowrun is that of all calls, also of those that are left out.
+        for process, _ in processes:
+            process.replayed_us = None
     last, n_left = -1, most
     while n_left > 0 and (rows := list(data.query(_CALLS, (last, min(PIECE, n_left))))):
         for seq, step, context, status, ref_ns, target_ns in rows:
@@ -223,16 +253,18 @@ def write_trace(data: DataFile, path: Path, most: int = MAX_CALLS) -> tuple[int,
     """
     if not path.name.endswith((".json", ".json.gz")):
         raise UsageError(f"--trace {str(path)!r}: use a file that ends in .json or .json.gz.", slug="bad-option")
-    ((n_stored,),) = data.query("select count(*) from call")
-    ((n_folded,),) = data.query("select coalesce(sum(n), 0) from folded")
+    n_stored, n_folded = _counts(data)
     n_all, n = n_stored + n_folded, min(n_stored, most)
-    head = {"displayTimeUnit": "ms", "otherData": _other(data.info, n, n_all)}
+    processes = _processes(data)
     try:
         with atomic_write(path) as raw:
             # Without a time: two traces of a run are equal.
             packed = gzip.GzipFile("", "wb", 6, raw, mtime=0) if path.suffix == ".gz" else None
             file = io.TextIOWrapper(packed or raw, "utf-8", "replace", "\n")
-            _write(file, head, trace_events(data, most))
+            _write(file, _events(data, processes, most))
+            # Last: how long the replays took is known now.
+            other = _other(data.info, n, n_all, [process.judge_us for process, _ in processes])
+            file.write(f'"otherData": {json.dumps(sanitize(other), allow_nan=False)}}}\n')
             file.flush()
             file.detach()
             if packed is not None:
@@ -245,15 +277,22 @@ def write_trace(data: DataFile, path: Path, most: int = MAX_CALLS) -> tuple[int,
     return n, n_all
 
 
-def _write(file: io.TextIOWrapper, head: dict[str, Any], events: Iterable[dict[str, Any]]) -> None:
-    file.write(json.dumps(head, allow_nan=False)[:-1] + ', "traceEvents": [')
+def _counts(data: DataFile) -> tuple[int, int]:
+    """Calls with a row of their own, and those of which only sums are kept."""
+    ((n_stored,),) = data.query("select count(*) from call")
+    ((n_folded,),) = data.query("select coalesce(sum(n), 0) from folded")
+    return n_stored, n_folded
+
+
+def _write(file: io.TextIOWrapper, events: Iterable[dict[str, Any]]) -> None:
+    file.write('{"displayTimeUnit": "ms", "traceEvents": [')
     for number, event in enumerate(events):
         file.write(",\n" if number else "\n")
         json.dump(sanitize(event), file, allow_nan=False)
-    file.write("\n]}\n")
+    file.write("\n],\n")
 
 
-def _other(info: RunInfo, n: int, n_all: int) -> dict[str, Any]:
+def _other(info: RunInfo, n: int, n_all: int, judge_us: list[float | None]) -> dict[str, Any]:
     """What the trace says of itself."""
     note = _NOTE + (_ASYNCHRONOUS if info.async_compare_s > 0 else "")
     left = n_all - n
@@ -265,6 +304,8 @@ def _other(info: RunInfo, n: int, n_all: int) -> dict[str, Any]:
         **({"calls left out": left} if left else {}),
         "wall time of the run, s": _finite(info.wall_s),
         "of it in shadowrun, replays included, s": _finite(info.own_s),
+        # Of all calls: a trace of some would count the replays of the others.
+        **({"of it judge, copies and recording, s": known} if not left and (known := _seconds(judge_us)) else {}),
     }
 
 
@@ -279,7 +320,7 @@ def _processes(data: DataFile) -> list[tuple[_Process, str]]:
         devices = (re.split(r"[:\[]", info.target)[0], re.split(r"[:\[]", info.ref)[0])
         serial = info.async_compare_s <= 0
         name = f"{info.target} against {info.ref}" + (f", rank {info.rank}" if info.world_size > 1 else "")
-        process = _Process(number, devices, steps.get(number, {}), serial)
+        process = _Process(number, devices, steps.get(number, {}), serial, _finite(info.own_s) * 1e6)
         found.append((process, clip(f"{name} ({file})" if file else name, 200)))
     return found
 
@@ -292,9 +333,9 @@ def _context(row: list[Any]) -> _Context:
 def _n_bytes(dtypes: str, shapes: str) -> int:
     """Bytes of the tensors ``f32,f32`` of shapes ``[3, 4] [3]``."""
     total = 0
-    for dtype, shape in zip(dtypes.split(","), re.findall(r"\[([\d, ]*)\]", shapes), strict=False):
+    for dtype, shape in zip(dtypes[:_MAX_SHAPES].split(","), _SHAPE.findall(shapes[:_MAX_SHAPES]), strict=False):
         bits = _BITS.match(dtype)
-        sizes = [int(size) for size in shape.split(",") if size.strip()]
+        sizes = [min(int(size.strip()[:19]), 2**53) for size in shape.split(",") if size.strip()]
         total += math.prod(sizes) * (int(bits[1]) // 8 if bits else 1)
     return min(total, 2**53)
 
@@ -310,6 +351,11 @@ def _named(pid: int, tid: int, kind: str, name: str) -> dict[str, Any]:
 
 def _us(us: float) -> float:
     return round(us, 3)
+
+
+def _seconds(times: list[float | None]) -> float | None:
+    known = [us for us in times if us is not None]
+    return round(sum(known) / 1e6, 6) if len(known) == len(times) else None
 
 
 def _finite(value: Any) -> float:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shadowrun.analysis import Charts, Finding, Place
-    from shadowrun.analysis.effects import Effects, Repair, StepEnd
+    from shadowrun.analysis.drift_effects import Effects, Repair, StepEnd
 
 __all__ = ["author_facts", "effect_of", "effects_section", "repair_blocks"]
 

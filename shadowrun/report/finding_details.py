@@ -6,7 +6,7 @@ import functools
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from shadowrun.analysis.effects import read_repairs
+from shadowrun.analysis.drift_effects import read_repairs
 from shadowrun.report.descriptions import float_text, short_site
 from shadowrun.report.document import Block, Column, Figure, Later, Limits, Note, Span, Table
 from shadowrun.report.effects_report import author_facts, effects_section

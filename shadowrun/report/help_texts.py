@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from shadowrun.report.help_of_studies import HELP_OF_STUDIES
+
 __all__ = ["HELP"]
 
 HELP = {
+    **HELP_OF_STUDIES,
     # Calls and operators
     "operator": "The operator as torch.library names it: namespace, name and overload, such as aten::add.Tensor.",
     "calls": "How often the operator was called while shadowrun recorded; views and other skipped calls are not in it.",
@@ -13,6 +16,7 @@ HELP = {
     "unsupported: the target has no kernel. fallback: the CPU computed it. error: the target raised and the reference "
     "did not. unverified: it could not be decided.",
     "status": "The verdict on the calls: match, mismatch, unsupported, fallback, error, unverified or skipped.",
+    "kind": "What sort of finding it is: unsupported, error, mismatch, fallback or slow; in a campaign, whose issue.",
     "finding": "The kind of the finding: unsupported, error, mismatch, fallback or slow.",
     "nr": "The number of the finding: `--finding` of the commands takes it.",
     "line": "The line of your program that made the call; in backward, the line of the forward call.",

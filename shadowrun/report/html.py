@@ -43,8 +43,8 @@ __all__ = ["MAX_BYTES", "render_html", "table_html"]
 MAX_BYTES = 4_800_000
 """Of a page: browsers and mail gateways take 5 MB."""
 _SMALLEST = 1 / 256
+# Rows of a table from which on it has a search field.
 _MIN_SEARCHED = 6
-"""Rows of a table from which on it has a search field."""
 _SCRIPT = "report.js"
 _KINDS = {
     Note: "note",

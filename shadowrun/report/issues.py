@@ -128,7 +128,7 @@ def place_of(site: str) -> Place | None:
 
 
 def worst_first(issues: Iterable[Issue]) -> list[Issue]:
-    """Those that fail a gate first; their order is kept otherwise."""
+    """Those that fail a gate first; within both groups the order stays."""
     return sorted(issues, key=lambda issue: LEVELS.index(issue.level))
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["render_junit"]
 
 _MAX_NAME: Final = 250
+# Characters of a line of a body: with `MAX_ISSUES` findings, a file stays under 30 MB only with short bodies.
 _MAX_BODY: Final = 1000
-"""Characters of a line of a body: with `MAX_ISSUES` findings, a file stays under 30 MB only with short bodies."""
 _MAX_BYTES: Final = 25_000_000
 
 

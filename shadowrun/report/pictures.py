@@ -29,8 +29,8 @@ _LEFT, _RIGHT, _TOP = 78.0, 20.0, 34.0
 _MAX_ROWS: Final = 32
 _MAX_NODES: Final = 300
 _MAX_CHILDREN: Final = 40
+# Of a histogram: fewer calls are listed better than drawn.
 _MIN_CALLS: Final = 5
-"""Of a histogram: fewer calls are listed better than drawn."""
 _COLOURS: Final = {"good": GREEN, "bad": RED, "warn": AMBER, "dim": SOFT}
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import os.path
 from typing import TYPE_CHECKING, Protocol
 
-from shadowrun.analysis.effects import read_repairs
+from shadowrun.analysis.drift_effects import read_repairs
 from shadowrun.analysis.wording import plural
 from shadowrun.report.baseline import baseline_section
 from shadowrun.report.descriptions import (
@@ -17,6 +17,7 @@ from shadowrun.report.descriptions import (
 )
 from shadowrun.report.document import (
     Block,
+    Cell,
     Column,
     Document,
     Fact,
@@ -106,6 +107,9 @@ class Source(Protocol):
     def charts(self) -> Charts:
         """As in `Run`."""
 
+    def read_calls(self, *, charts: bool) -> None:
+        """As in `Run`."""
+
     def known(self) -> LedgerUse:
         """As in `Run`."""
 
@@ -140,8 +144,15 @@ class Source(Protocol):
         """As in `Run`."""
 
 
-def run_document(run: Source) -> Document:
-    """The report on a run."""
+def run_document(run: Source, *, pictures: bool = False) -> Document:
+    """The report on a run.
+
+    Args:
+        run: The run.
+        pictures: Whether HTML will be made of it: then what its pictures need is read together with the rest.
+    """
+    if pictures:
+        run.read_calls(charts=True)
     info, coverage, findings, known = run.info, run.coverage(), run.findings(), run.known()
     gate, regions, first, operators = run.gate(), run.regions(), run.first_divergence(), run.summary()
     drift, steps, sources, counts = run.drift(), run.steps(), run.sources(), run.counts()
@@ -260,7 +271,7 @@ def _summary(findings: Sequence[Finding]) -> Table | None:
     return Table(columns, rows, len(findings) - len(rows), limits=shown, compact=True)
 
 
-def _remarks(info: RunInfo, known: LedgerUse, gate: analysis.Gate) -> Iterator[str]:
+def _remarks(info: RunInfo, known: LedgerUse, gate: analysis.Gate) -> Iterator[Cell]:
     """Notes that a reader must see before the figures."""
     if not (info.complete or any(note.startswith(ENDED_EARLY) for note in info.notes)):
         yield _INCOMPLETE
@@ -272,8 +283,8 @@ def _remarks(info: RunInfo, known: LedgerUse, gate: analysis.Gate) -> Iterator[s
     # A ledger that is never cleaned would excuse new faults.
     outdated = [use.remark for use in known.lines if use.remark]
     yield from map(clip, outdated[:MAX_SUMMARY])
-    if len(outdated) > MAX_SUMMARY:
-        yield f"The ledger has {len(outdated) - MAX_SUMMARY} more lines that are out of date."
+    if left := outdated[MAX_SUMMARY:]:
+        yield (Span(f"The ledger has {len(left)} more lines that are out of date.", opens=tuple(map(clip, left))),)
 
 
 def _run_facts(info: RunInfo, steps: tuple[Step, ...], sources: tuple[SourceRun, ...]) -> Iterator[Fact]:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from shadowrun.analysis.findings import without_numbers
+from shadowrun.report.bars import region_strip
 from shadowrun.report.blocks import (
     TONES,
     Block,
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
         RegionSummary,
         Skipped,
     )
-    from shadowrun.analysis.effects import Repair
+    from shadowrun.analysis.drift_effects import Repair
     from shadowrun.store.sources import SourceRun
     from shadowrun.types import OpRecord
 
@@ -85,7 +86,6 @@ _KINDS = {
     "fallback": ("Fallbacks", "The target returned a result that was computed on the CPU."),
     "slow": ("Slow operators", "Times of single calls, launch included: a hint where to profile, not a benchmark."),
 }
-_KIND_HELP = "The kind of the finding: unsupported, error, mismatch, fallback or slow."
 _NAME, _CALLS = Column("operator", "name"), Column("calls", "number")
 
 
@@ -172,7 +172,7 @@ def known_section(known: LedgerUse) -> Section | None:
     columns = (
         _NAME,
         _CALLS,
-        Column("kind", help=_KIND_HELP),
+        Column("kind"),
         Column("reason"),
         Column("until"),
         Column("module", detail=2),
@@ -245,7 +245,16 @@ def regions_section(regions: Regions) -> Section | None:
     described = [(row, region_facts(row)) for row in rows]
     entries = tuple(Entry(row.name, facts, row.phase, tone=TONES[row.status]) for row, facts in described if facts)
     skipped = sanitize(_by_reason(regions.skipped)[:MAX_ROWS])
-    blocks: list[Block] = [Note(clip(regions.line)), table, Entries(entries, limits=Limits(MAX_REGIONS, 20, 50))]
+    strips: dict[str, list[tuple[str, str, int]]] = {}
+    for row in sorted(rows, key=lambda row: row.name):
+        strips.setdefault(str(row.phase), []).append((row.name, str(row.status), row.n_operators))
+    strip = region_strip(list(strips.items()), "Compiled regions by phase")
+    blocks: list[Block] = [
+        Note(clip(regions.line)),
+        *strip,
+        table,
+        Entries(entries, limits=Limits(MAX_REGIONS, 20, 50)),
+    ]
     blocks += [Note(f"not compared: {s.n:,} calls of {s.op}, {s.reason}", "warn") for s in skipped[:MAX_REGIONS]]
     return Section("Compiled regions", tuple(blocks), _REGIONS_LEAD, len(regions.rows), anchor="regions")
 

@@ -26,13 +26,13 @@ MAX_WHOLE = 10_000
 # Fields with names of operators: shorter than texts, since tables have a column of them.
 _NAMES = frozenset({"op", "ops", "kernel", "missing_kernels", "missing_kernel"})
 _PICTURES = frozenset({"svg"})
+# Fields with lines of code, in which blanks count.
 _CODE = frozenset({"code"})
-"""Fields with lines of code, in which blanks count."""
 
 # Names of commands with a hyphen are refused anywhere, since a table may fold a text; `aten::error` is an operator.
+# What services read in a job's log as commands: GitHub's ``::set-output`` at the start of a line, and anywhere
+# ``##[add-matcher]`` and Azure's ``##vso[task.setvariable]``.
 _COMMANDS: Final = re.compile(r"(?:^|(?<=\s)):(?=:[A-Za-z])|:(?=:[a-z]+-)|#(?=#\w*\[)")
-"""What services read in a job's log as commands: GitHub's ``::set-output`` at the start of a line, and anywhere
-``##[add-matcher]`` and Azure's ``##vso[task.setvariable]``."""
 
 T = TypeVar("T")
 

@@ -22,12 +22,12 @@ __all__ = ["render_sarif"]
 
 SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 _MAX_BYTES: Final = 9_500_000
+# Blanks before each line of a result in the whole file.
 _DEPTH: Final = 5
-"""Blanks before each line of a result in the whole file."""
 _MAX_TEXT: Final = 1000
 _MAX_PLACES: Final = 10
+# The root of the repository; not its folder on this machine, which no report has.
 _ROOT: Final = "%SRCROOT%"
-"""The root of the repository; not its folder on this machine, which no report has."""
 _BASELINE: Final = {"new": "new", "worse": "updated", "same": "unchanged", "gone": "absent"}
 
 

@@ -34,8 +34,8 @@ LABEL = 12
 
 _INDENT = "  "
 _WHOLE = View()
+# Characters of a cell of a table: a terminal folds them into a column.
 _MAX_CELL = 1000
-"""Characters of a cell of a table: a terminal folds them into a column."""
 _STYLES = {"good": "green", "bad": "red", "warn": "yellow", "dim": "dim", "action": "bold cyan", "strong": "bold"}
 
 

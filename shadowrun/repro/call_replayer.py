@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CallReplayer", "Explanation", "ReplayOutcome", "captured_plan", "explain", "load_captured", "operator"]
 
+# Options that a data file keeps as they were, and that decide about a verdict.
 _OPTIONS = ("rtol", "atol", "slow_ratio", "max_bytes")
-"""Options that a data file keeps as they were, and that decide about a verdict."""
 
 
 @dataclasses.dataclass(frozen=True)

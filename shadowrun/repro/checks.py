@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Check", "checks_of"]
 
+# How many times the bound a difference must be for one bound to stand for those of all elements.
 _CLEAR = 2.0
-"""How many times the bound a difference must be for one bound to stand for those of all elements."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,8 +27,8 @@ __all__ = ["Code", "check_name", "code", "dotted_name", "graph_function", "in_do
 
 _OUTPUT = re.compile(r"output (0|[1-9]\d{0,3})(?:\[(?:0|[1-9]\d{0,8})\])?", re.ASCII)
 _ITEM = re.compile(r"\[(?:0|[1-9]\d{0,8})\]\Z", re.ASCII)
+# Types whose `repr` is code.
 _REPEATABLE = (bool, int, float, complex, torch.dtype, torch.layout, torch.memory_format)
-"""Types whose `repr` is code."""
 
 
 class Code(str):

@@ -53,13 +53,13 @@ EXIT_STATUS = "Exit status: 1 while the fault is there, 0 when it is gone, 2 if 
 TIME_LIMIT_S = 120.0
 _COMPARING = ("mismatch", "unstable", "itself")
 _PROCESS_MODULES = ("os", "subprocess", "tempfile")
+# What the templates of a kind import; all import `sys`.
 _MODULES = {
     "ends": ("os", "signal", "subprocess", "time"),
     "fallback": ("warnings",),
     "graph": ("copy",),
     "slow": ("time",),
 }
-"""What the templates of a kind import; all import `sys`."""
 
 
 @dataclass(frozen=True, slots=True)

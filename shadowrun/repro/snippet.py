@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["MAX_LINES", "snippet"]
 
 MAX_LINES: Final = 15
+# Of all inputs together: more would not be read.
 _MAX_ELEMENTS: Final = 32
-"""Of all inputs together: more would not be read."""
 _KINDS: Final = ("mismatch", "raises", "accepts", "ends")
 _SIMULATED: Final = "from shadowrun import sim; sim.enable({}, flaws={})  # the device is simulated"
 _WIDE: Final = (torch.float64, torch.complex128)

@@ -24,39 +24,39 @@ if TYPE_CHECKING:
 
 __all__ = ["Budget", "BudgetReport"]
 
+# In a program without steps, a window of so many calls takes the place of a step.
 _WINDOW_CALLS = 4096
-"""In a program without steps, a window of so many calls takes the place of a step."""
 _CALIBRATE_EVERY = 24
+# Unwatched steps in a row that a calibration waits for.
 _PLAIN_STEPS = 2
-"""Unwatched steps in a row that a calibration waits for."""
+# In the first window, and then on average once in so many, every call is looked at: if not, a call in a part of the
+# step where the credit is always spent would be missed. A signature counts as recent for so many windows.
 _DISCOVER_EVERY = 16
-"""In the first window, and then on average once in so many, every call is looked at: if not, a call in a part of the
-step where the credit is always spent would be missed. A signature counts as recent for so many windows."""
 _MAX_FOR_WATCHING = 1 / 3
+# In a step on credit, time for replays per time for watching.
 _REPLAYS_FOR_WATCHING = 2.0
-"""In a step on credit, time for replays per time for watching."""
+# Most overhead of one step, in plain steps, unless a single call takes more.
 _MAX_IN_STEP = 7.0
-"""Most overhead of one step, in plain steps, unless a single call takes more."""
+# An empty dispatch mode makes the first step of an MLP of 0.34 ms six times as long: little is left.
 _MAX_IN_FIRST_STEP = 6.0
-"""An empty dispatch mode makes the first step of an MLP of 0.34 ms six times as long: little is left."""
+# Most time for judging postponed calls after one step, in plain steps; a call in progress is finished.
 _MAX_FOR_JUDGING = 5.0
-"""Most time for judging postponed calls after one step, in plain steps; a call in progress is finished."""
+# Cost of the signatures chosen at once, in allowances of a step. With more, calls early in a step would be replayed
+# more often than the others.
 _CHOSEN_FOR_STEPS = 1.0
-"""Cost of the signatures chosen at once, in allowances of a step. With more, calls early in a step would be replayed
-more often than the others."""
 _RECENT_CALLS = 64
+# `OverheadClock.factor` that is assumed until it has been measured; high, since caches are coldest at first.
 _FACTOR_AT_FIRST = 2.0
-"""`OverheadClock.factor` that is assumed until it has been measured; high, since caches are coldest at first."""
 _OVERDRAFT_NS, _OVERDRAFT = 5e6, 0.01
 """Debt up to which each step is watched while some signatures were never verified, and the same as a part of the
 program's time so far: else the first few hundred short steps would exceed the budget."""
+# Time of a first replay that is assumed until some were seen.
 _FIRST_LOOK_NS = 1e6
-"""Time of a first replay that is assumed until some were seen."""
 _SHORT_STEP_NS = 5e6
+# Most steps that end without a new decision.
 _MAX_UNWATCHED = 64
-"""Most steps that end without a new decision."""
+# Above this, the least recent signatures are forgotten: with dynamic shapes, memory would grow without bound.
 _MAX_SIGNATURES = 50_000
-"""Above this, the least recent signatures are forgotten: with dynamic shapes, memory would grow without bound."""
 
 
 @dataclass(slots=True)
@@ -173,7 +173,7 @@ class Budget:
             self._passing_ns += (took_ns - self._passing_ns) / _RECENT_CALLS
 
     def spend_on_passed(self, n_calls: int, own_ns: int) -> None:
-        """Count the overhead of calls that were passed on, and that `spend` was not told of."""
+        """Count the overhead of calls that were passed on, which `spend` has not counted."""
         spent_ns = own_ns + n_calls * self._handing_over_ns
         self._clock.spend(spent_ns)
         mean_ns = spent_ns * self._clock.factor / n_calls
@@ -346,7 +346,7 @@ class Budget:
         clock.cap_credit(ceiling_ns)
         # Drawn once for each watched step, so that the steps until then can be counted together.
         self._wanted_ns = ceiling_ns * self._draw / 2
-        self.watched = must_watch or (may_watch and self._affords() and not self._calibrates())
+        self.watched = must_watch or (may_watch and self._can_pay() and not self._calibrates())
         return self.watched
 
     @property
@@ -393,7 +393,7 @@ class Budget:
         self._n_steps += len(ends_ns)
         self._n_unwatched += len(ends_ns)
 
-    def _affords(self) -> bool:
+    def _can_pay(self) -> bool:
         """Whether the next step can be paid, at the latest afterwards: the program's time in it earns credit too."""
         credit_ns = self._clock.credit_ns
         if not self._sparse:

@@ -18,31 +18,30 @@ if TYPE_CHECKING:
 
 __all__ = ["CALIBRATIONS", "OverheadClock"]
 
+# Steps in a median: one step with a pause (a checkpoint written, a new epoch) must not count for the others.
 _RECENT_STEPS = 15
-"""Steps in a median: one step with a pause (a checkpoint written, a new epoch) must not count for the others."""
 CALIBRATIONS = 3
 """Unwatched steps that suffice to know the time of a plain one."""
+# One in so many unwatched steps computes a new median, the slowest part of ending a step.
 _LOOK_EVERY = 16
-"""One in so many unwatched steps computes a new median, the slowest part of ending a step."""
 _FACTORS = (1.0, 6.0)
 _MUCH = 3.0
+# Most unmeasured overhead of the first step, per measured one: torch makes its operators ready for modes.
 _MOST_UNSEEN = 2.0
-"""Most unmeasured overhead of the first step, per measured one: torch makes its operators ready for modes."""
 _COLD_NS, _MAX_COLD_STEPS = 2e6, 4
 """Time, and number of steps, for which the program runs slower after a watched step, with cold caches."""
+# How much slower they are, in plain steps, until that has been measured.
 _SLOWER_AT_FIRST = (0.5, 0.2, 0.1, 0.1)
-"""How much slower they are, in plain steps, until that has been measured."""
 _TIMED_PLAIN = 2
+# Unmeasured overhead of an unwatched step: its end, and the wrapper of `nn.Module.__call__`.
+#
+# Found with a budget that allows nothing more (MLP of three layers, 0.23 ms: 1.06 to 1.07). At most half of the
+# allowance of a step is charged, or short steps would never be watched.
 _PASSED_NS = 14e3
-"""Unmeasured overhead of an unwatched step: its end, and the wrapper of `nn.Module.__call__`.
-
-Found with a budget that allows nothing more (MLP of three layers, 0.23 ms: 1.06 to 1.07). At most half of the allowance
-of a step is charged, or short steps would never be watched.
-"""
+# The same for the optimizer's hook, if it ends the step (1.08 to 1.09).
 _PASSED_BY_HOOK_NS = 7e3
-"""The same for the optimizer's hook, if it ends the step (1.08 to 1.09)."""
+# In steps of this length and above, cold caches make no difference.
 _LONG_STEP_NS = 10 * _COLD_NS
-"""In steps of this length and above, cold caches make no difference."""
 
 
 class OverheadClock:

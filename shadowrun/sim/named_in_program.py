@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["is_named_by_callers", "is_named_in_arguments", "is_named_in_source"]
 
 _OWN_FOLDER = str(Path(__file__).parent.parent)
+# Functions whose arguments are platforms or plain text, not devices of torch.
 _NOT_DEVICE_CALLS = frozenset(
     {"compare", "compile_check", "TrainerCallback", "Callback", "resolve", "parse", "hasattr", "getattr", "print"}
 )
-"""Functions whose arguments are platforms or plain text, not devices of torch."""
 _PLATFORMS = ("target", "ref")
 _MAX_FRAMES = 100
 

@@ -36,8 +36,8 @@ _LOWER = (
     "scaled_dot_product_attention",
 )  # fmt: skip
 _WIDEST = ("cat", "stack", "index_copy")
+# Its cast calls another operator of the CPU, which the device does not have.
 _NO_CAST = ("mkldnn_rnn_layer",)
-"""Its cast calls another operator of the CPU, which the device does not have."""
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
@@ -200,12 +200,11 @@ def _index(device: Any = None) -> int:
 def _make_module() -> types.ModuleType:
     """The device module.
 
-    Memory statistics are absent on purpose: the device uses the host's memory, and a stub that returns 0 would look
-    like a measurement.
-
     Returns:
         A module to be registered as ``torch.<name>``.
     """
+    # Memory statistics are absent on purpose: the device uses the host's memory, and a stub that returns 0 would look
+    # like a measurement.
     module = types.ModuleType("torch.sim", "Simulated accelerator of shadowrun.")
 
     def set_device(device: Any) -> None:

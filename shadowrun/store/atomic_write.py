@@ -33,7 +33,7 @@ def atomic_write(path: Path, mode: int = 0o666, *, shared: bool = False) -> Iter
     # In the same folder: `replace` is atomic only within a file system.
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part" if shared else f"{path.name}.part")
     part.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)  # it fails if a link appears meanwhile
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)  # it fails if a link appears in between
     descriptor = os.open(part, flags, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -211,8 +211,8 @@ def _read(file: BinaryIO, path: Path) -> StoredCall:
         ) from error
 
 
+# Keys of a file of captured inputs, and the types of their values.
 _PARTS = {"op": str, "args": list, "kwargs": dict, "tensors": list}
-"""Keys of a file of captured inputs, and the types of their values."""
 _VALUES = (type(None), bool, int, float, str)
 
 
@@ -246,9 +246,6 @@ def _check_size(file: BinaryIO) -> None:
 def _check_is_one(file: BinaryIO, start: int) -> None:
     """Refuse a file that Python and torch would read as different archives.
 
-    Python reads the central directory just before the end record. torch reads the one at the offset that the end record
-    names, and reads a file with another magic number as the legacy format.
-
     Args:
         file: A zip archive.
         start: Offset of the central directory that Python found.
@@ -256,6 +253,8 @@ def _check_is_one(file: BinaryIO, start: int) -> None:
     Raises:
         ValueError: The records disagree on that offset, or other bytes follow the central directory.
     """
+    # Python reads the central directory just before the end record. torch reads the one at the offset that the end
+    # record names, and reads a file with another magic number as the legacy format.
     file.seek(0)
     begins, n = file.read(4), file.seek(0, os.SEEK_END)
     file.seek(max(0, n - _END.size))
@@ -268,13 +267,13 @@ def _check_is_one(file: BinaryIO, start: int) -> None:
         raise ValueError("no archive that torch.save writes")
 
 
+# End of an archive: the zip64 end record with size and offset of the central directory, its locator, and the plain end
+# record with both numbers again.
 _END = struct.Struct("<4s36xQQ4s4xQ4x4s8xIIH")
-"""End of an archive: the zip64 end record with size and offset of the central directory, its locator, and the plain end
-record with both numbers again."""
+# Magic numbers of the file and of these records, and the length of the comment.
 _MARKS = (b"PK\3\4", b"PK\6\6", b"PK\6\7", b"PK\5\6", 0)
-"""Magic numbers of the file and of these records, and the length of the comment."""
+# Stands in the end record for a number that only the zip64 record can hold.
 _IN_LARGE = 0xFFFFFFFF
-"""Stands in the end record for a number that only the zip64 record can hold."""
 
 
 def _check_plain(tensors: Any) -> None:
@@ -292,10 +291,8 @@ def _check_plain(tensors: Any) -> None:
 
 
 def _check_apart(tensors: list[Any]) -> None:
-    """Refuse sparse tensors whose indices share memory with values: an operator could overwrite checked indices.
-
-    Two sparse tensors may share their indices.
-    """
+    """Refuse sparse tensors whose indices share memory with values: an operator could overwrite checked indices."""
+    # Two sparse tensors may share their indices.
     places: set[int] = set()
     values: set[int] = set()
     for t in tensors:

@@ -183,6 +183,7 @@ def _depth(value: Any, above: int = 0) -> int:
     return above if above > MAX_NESTED else max((_depth(part, above + 1) for part in parts), default=above)
 
 
+# By the type of a field.
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "str": _of_type(str),
     "int": _integer,
@@ -193,7 +194,6 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "dict[str, str]": lambda value: {name: str(text) for name, text in _dictionary(value).items()},
     "tuple[str, ...]": lambda value: tuple(_of_type(str)(text) for text in _of_type(list)(value)),
 }
-"""By the type of a field."""
 
 
 def encode_form(meta: TensorMeta) -> tuple[str, ...]:

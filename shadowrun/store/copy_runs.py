@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Part", "RunCopier"]
 
+# Tables whose equal rows become one row: table to column to the table that the column refers to.
 _SHARED: dict[str, dict[str, str]] = {
     "op": {"name": ""},
     "site": {"text": ""},
@@ -30,12 +31,12 @@ _SHARED: dict[str, dict[str, str]] = {
         "device": "",
     },
 }  # fmt: skip
-"""Tables whose equal rows become one row: table to column to the table that the column refers to."""
 
 _FOLDED = """n, first_seq + :shift, first_step, n_ref, ref_us_total, ref_us_min, n_target, target_us_total,
     target_us_min, max_abs, max_rel, max_ulp, remaining_bits, n_mismatched, n_nan, n_inf, severity,
     worst_seq + :shift, drift_abs, drift_rel"""
 
+# Statements for each run; the calls of a run get their block of numbers.
 _OF_RUN = (
     """
     insert into call select seq + :shift, step, m.new, verdict_id + :verdicts, ref_ns, target_ns, drift_abs, drift_rel
@@ -56,11 +57,11 @@ _OF_RUN = (
     where source_id = :old_number order by step
     """,
 )
-"""Statements for each run; the calls of a run get their block of numbers."""
 
 
 # `where true`: in an insert from a select, SQLite's parser takes `on` for the condition of a join without it.
 # `or ignore`: ranks compile the same graphs, and the first description of a name stays.
+# Statements for each file, whose runs share these rows.
 _OF_FILE = (
     """
     insert into verdict select v.id + :verdicts, o.new, evidence, confidence
@@ -78,7 +79,6 @@ _OF_FILE = (
     insert or ignore into api select m.new, name from old.api join map_context m on m.old = context_id
     """,
 )
-"""Statements for each file, whose runs share these rows."""
 
 
 @dataclass(frozen=True, slots=True)

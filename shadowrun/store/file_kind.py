@@ -1,4 +1,4 @@
-"""A kind of SQLite file beside data files, as that of a sweep or of a campaign: how it is made, known and checked.
+"""A kind of SQLite file such as that of a sweep or of a campaign: how it is made, recognized and checked.
 
 Such a file may come from an untrusted source: it is validated as a whole before anything in it is read.
 """

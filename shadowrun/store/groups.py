@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     Query = Callable[..., Iterable[tuple[Any, ...]]]
     Key = tuple[int, int, int]
     Observe = Callable[[int, list[float], list[float]], None]
+    ShowRows = Callable[[list[tuple[Any, ...]]], None]
 
 __all__ = ["PIECE", "Group", "Sums", "compute", "greatest", "merge", "read_folded", "read_groups", "scan"]
 
@@ -30,7 +31,7 @@ PIECE = 20_000
 """Rows fetched at once: neither memory nor the lock on the file is held for a whole pass."""
 
 _CALLS = f"""
-select seq, step, context_id, outcome_id, ref_ns / 1000.0, target_ns / 1000.0
+select seq, step, context_id, outcome_id, ref_ns / 1000.0, target_ns / 1000.0{{more}}
 from call join verdict on verdict.id = verdict_id
 where seq > ? and seq < ? and {{where}} order by seq limit {PIECE}
 """  # noqa: S608 - no value from outside enters it
@@ -73,7 +74,9 @@ class Sums:
             self.target_us_total += sum(targets)
 
 
-def scan(query: Query, block: int, where: str = "1", observe: Observe | None = None) -> dict[Key, Sums]:
+def scan(
+    query: Query, block: int, where: str = "1", observe: Observe | None = None, show: ShowRows | None = None
+) -> dict[Key, Sums]:
     """Sums over the calls of each context and outcome, and of each run in a combined file.
 
     Args:
@@ -81,13 +84,19 @@ def scan(query: Query, block: int, where: str = "1", observe: Observe | None = N
         block: Length of the block of numbers that each run of a combined file has.
         where: Condition on calls.
         observe: Called with a context and times of some of its calls, on reference and target.
+        show: Called with the calls, some at a time: number, step, context, outcome, microseconds on both sides,
+            accumulated error, absolute and relative.
     """
     # Summed in Python: `group by` in SQL would sort all calls first, and takes three times as long.
     found: dict[Key, Sums] = {}
     last = -1
+    sql = _CALLS.format(where=where, more="" if show is None else ", drift_abs, drift_rel")
     # Never across two runs: a piece has one `source`.
-    while rows := list(query(_CALLS.format(where=where), (last, (last + 1) // block * block + block))):
+    while rows := list(query(sql, (last, (last + 1) // block * block + block))):
         last = rows[-1][0]
+        if show is not None:
+            show(rows)
+            rows = [row[:6] for row in rows]
         _add_piece(found, rows, last // block, observe)
         if len(rows) < PIECE:
             # The next call may belong to another run: skip the gap between their blocks of numbers.
@@ -186,24 +195,27 @@ class Group:
     drift_rel: float
 
 
-def read_groups(data: DataFile, observe: Observe | None = None) -> list[Group]:
+def read_groups(data: DataFile, observe: Observe | None = None, show: ShowRows | None = None) -> list[Group]:
     """All groups of a data file, in the order of their first call.
 
     Args:
         data: Data file to read.
         observe: Called with a context and times of some of its calls; see `scan`.
+        show: Called with the calls; see `scan`.
     """
-    live = compute(data.query, data.block, observe=observe)
+    live = compute(data.query, data.block, observe=observe, show=show)
     return merge([*live, *read_folded(data.query, data.block)])
 
 
-def compute(query: Query, block: int, where: str = "1", observe: Observe | None = None) -> Iterator[Group]:
+def compute(
+    query: Query, block: int, where: str = "1", observe: Observe | None = None, show: ShowRows | None = None
+) -> Iterator[Group]:
     """Groups of the calls that are kept one by one, each of one run; the arguments are those of `scan`."""
     # Most runs have no differences at all, and then no row has to be ranked.
     diffs = {row[:3]: row[3:] for row in query(_FROM_DIFFS.format(block=block, where=where))}
     worst = _worst(query, _SEVERITIES.format(block=block, where=where)) if diffs else {}
     drift = {row[:3]: row[3:] for row in query(_DRIFT.format(block=block, where=where))}
-    for key, s in scan(query, block, where, observe).items():
+    for key, s in scan(query, block, where, observe, show).items():
         context, outcome, source = key
         max_abs, max_rel, max_ulp, bits, n_mismatched, n_nan, n_inf = diffs.get(key, _NO_DIFF)
         drift_abs, drift_rel = drift.get(key, (-1.0, -1.0))

@@ -22,8 +22,8 @@ __all__ = ["FileLock"]
 
 # Each owner may unlink the file once between `open` and `stat`: as many as that in a row are no race any more.
 _ATTEMPTS = 100
+# Files of the parent process: a forked child must not write them, even after the parent released them.
 _given_up: set[Path] = set()
-"""Files of the parent process: a forked child must not write them, even after the parent released them."""
 _written: set[Path] = set()
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["fill_from", "schema_of"]
 
+# Tables to the first schema whose rows are copied unchanged; for the columns of `diff`, see `DIFF_COLUMNS_SINCE`.
 _TABLES = {
     **dict.fromkeys(("meta", "op", "site", "form", "context", "outcome", "verdict", "skipped", "folded", "step"), 1),
     "source": 2,
@@ -23,7 +24,6 @@ _TABLES = {
     "diff": 6,
     "api": 7,
 }
-"""Tables to the first schema whose rows are copied unchanged; for the columns of `diff`, see `DIFF_COLUMNS_SINCE`."""
 
 # Letter for letter as shadowrun wrote it then: `validation.check_schema` compares a file of that age with it.
 _BEFORE_5 = """
@@ -63,10 +63,8 @@ from packed_diff join tensor on tensor.id = tensor_id;
 
 
 def _unpacked(column: str) -> str:
-    """SQL for a number of schema 5, which stored ``p / 2^s`` as the integer ``128 p + s``.
-
-    The text must equal that of the view in such files: `validation.check_schema` compares them.
-    """
+    """SQL for a number of schema 5, which stored ``p / 2^s`` as the integer ``128 p + s``."""
+    # The text must equal that of the view in such files: `validation.check_schema` compares them.
     c = column
     # Exact, since it divides by powers of two; in two steps, since 1 << 63 overflows an integer.
     return (

@@ -162,8 +162,8 @@ and memory must stay bounded: above the limit all are forgotten, and equal rows 
 INTERNED = ("op", "site", "form", "tensor", "outcome", "verdict", "context")
 """Tables whose rows have numbers that other rows refer to."""
 
+# Tables that hold each text once (``unique``). Never forgotten: they grow with the program, not with its calls.
 _UNIQUE = ("op", "site")
-"""Tables that hold each text once (``unique``). Never forgotten: they grow with the program, not with its calls."""
 
 _INSERTS = {
     "op": "insert into op values (?, ?)",

@@ -25,8 +25,8 @@ where (status = 'match' and cause = '' and explanation = '' or status = 'skipped
     and missing_kernel = '' and evidence = ''
 """
 _DIFFERENT = "select distinct seq from diff where seq >= ? and seq < ?"
+# Rows of ``folded`` before they are merged: merging at each fold would take longer than the rest of it.
 _MAX_UNMERGED = 5000
-"""Rows of ``folded`` before they are merged: merging at each fold would take longer than the rest of it."""
 
 
 class RetentionLimit:

@@ -23,7 +23,7 @@ from shadowrun.store.codec import decode_info, encode_info
 from shadowrun.store.connect import SALVAGED
 from shadowrun.store.migrations import fill_from, schema_of
 from shadowrun.store.schema import SCHEMA, SCHEMA_VERSION
-from shadowrun.store.validation import COLUMNS, GuardedConnection, check_datafile_values, check_sources, unfit
+from shadowrun.store.validation import COLUMNS, GuardedConnection, check_datafile_values, check_sources, violation_sql
 from shadowrun.types import RunInfo
 
 if TYPE_CHECKING:
@@ -36,15 +36,15 @@ __all__ = ["OnDisk", "Pages", "Row", "salvaged"]
 _INNER_INDEX, _INNER_TABLE, _LEAF_INDEX, _LEAF_TABLE = 2, 5, 10, 13
 _INDEX = (_INNER_INDEX, _LEAF_INDEX)
 _DEFAULT_SIZE = 4096
+# Bytes of rows that are read for each byte of the file: pages of a hostile file may refer to one text many times.
 _MAX_READ = 4
-"""Bytes of rows that are read for each byte of the file: pages of a hostile file may refer to one text many times."""
 _MAX_READ_OF_DISK = 16
+# The same for each byte on disk, plus a constant: a sparse or compressed file may have any size at no cost.
 _MIN_READ = 2**24
-"""The same for each byte on disk, plus a constant: a sparse or compressed file may have any size at no cost."""
 # `orphans` looks at each page: a sparse file would take as long as it claims to be large.
 _MAX_BYTES = 2**36
+# Serial type of a value to its size in bytes; 10 and 11 are reserved, larger ones are blobs (even) and texts (odd).
 _SIZES = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8, 7: 8, 8: 0, 9: 0}
-"""Serial type of a value to its size in bytes; 10 and 11 are reserved, larger ones are blobs (even) and texts (odd)."""
 
 Row = tuple[int, tuple[Any, ...]]
 """Row id, -1 in a table ``without rowid``, and the values as stored."""
@@ -319,7 +319,7 @@ def _of_pages(pages: Pages) -> sqlite3.Connection:
             fill_from(connection, Path(file), version)
     try:
         connection.guard(len(pages.data))
-        left_out = _tidy(connection)
+        left_out = _delete_invalid_rows(connection)
         _annotate(connection, pages, left_out)
         check_datafile_values(connection)
         connection.execute("pragma query_only = on")
@@ -389,12 +389,12 @@ def _may_be(value: Any, kind: str) -> bool:
     return value is None or not isinstance(value, bytes)
 
 
-def _tidy(connection: sqlite3.Connection) -> Counter[str]:
+def _delete_invalid_rows(connection: sqlite3.Connection) -> Counter[str]:
     """Delete invalid rows, and rows that refer to missing ones; returns how many of each table."""
     left_out: Counter[str] = Counter()
     run = connection.execute
     for table, columns in COLUMNS.items():
-        left_out[table] += run(f"delete from {table} where {unfit(columns)}").rowcount  # noqa: S608 - names from `COLUMNS`
+        left_out[table] += run(f"delete from {table} where {violation_sql(columns)}").rowcount  # noqa: S608 - names from `COLUMNS`
     for table in COLUMNS:  # ordered so that each table refers only to those before it
         for _, _, other, column, *_ in run(f"pragma foreign_key_list({table})").fetchall():
             sql = f"delete from {table} where {column} not in (select id from {other})"  # noqa: S608 - names from our schema

@@ -41,7 +41,7 @@ __all__ = [
     "connect_and_recover",
     "one_of",
     "optional",
-    "unfit",
+    "violation_sql",
 ]
 
 
@@ -49,14 +49,14 @@ MAX_VALUE_BYTES = 2**28
 _LONG = 200
 _STEPS_AT_ONCE = 100_000
 _STEPS = 100_000_000
+# Virtual machine instructions of SQLite for one query. A file of a million calls takes some 3 per byte. A limit in
+# seconds would depend on the load of the machine.
 _STEPS_PER_BYTE = 50
-"""Virtual machine instructions of SQLite for one query. A file of a million calls takes some 3 per byte. A limit in
-seconds would depend on the load of the machine."""
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
+# From this size on, SQLite looks for the name of a super-journal in a journal.
 _MIN_WITH_NAME = 16
-"""From this size on, SQLite looks for the name of a super-journal in a journal."""
+# Bytes 18 and 19 of the header of a file with a rollback journal; a file with a write-ahead log has 2 and 2.
 _ROLLBACK_MODES = b"\x01\x01"
-"""Bytes 18 and 19 of the header of a file with a rollback journal; a file with a write-ahead log has 2 and 2."""
 
 Columns = dict[str, dict[str, str]]
 """Table to column to an SQL condition on its values, ``{0}`` in place of the column."""
@@ -70,16 +70,15 @@ SIGNED = f"{INTEGER} and {{0}} >= -1"
 SHAPE = "typeof({0}) = 'text' and is_shape({0})"
 """A JSON list of whole numbers."""
 
+# Tokens of SQL, comments and white space apart. Strings and quoted names are tokens: they may contain ``--``.
+#
+# The rules are those of SQLite: every character beyond ASCII is part of a name, white space too, and NUL ends the text.
+# A comment that nothing closes ends with the text: to look for its end from each ``/*`` again would take hours.
 _TOKEN = re.compile(
     r"""(?P<skipped>--[^\n\0]*|/\*[^\0]*?(?:\*/|(?=\0)|\Z)|[ \t\n\f\r]+)"""
     r"""|'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*(?:\]|\Z)|\w+|.""",
     re.DOTALL | re.ASCII,
 )
-"""Tokens of SQL, comments and white space apart. Strings and quoted names are tokens: they may contain ``--``.
-
-The rules are those of SQLite: every character beyond ASCII is part of a name, white space too, and NUL ends the text. A
-comment that nothing closes ends with the text: to look for its end from each ``/*`` again would take hours.
-"""
 
 
 def optional(condition: str) -> str:
@@ -294,7 +293,7 @@ def check_values(connection: sqlite3.Connection, columns: Columns) -> None:
 
 def _holds(connection: sqlite3.Connection, table: str, conditions: Mapping[str, str]) -> bool:
     """Whether all rows of a table meet the conditions, and all their texts are UTF-8."""
-    sql = f"select 1 from {table} where {unfit(conditions)} limit 1"  # noqa: S608 - names from `COLUMNS`
+    sql = f"select 1 from {table} where {violation_sql(conditions)} limit 1"  # noqa: S608 - names from `COLUMNS`
     try:
         return connection.execute(sql).fetchone() is None
     except sqlite3.OperationalError as error:
@@ -304,7 +303,7 @@ def _holds(connection: sqlite3.Connection, table: str, conditions: Mapping[str, 
         return False
 
 
-def unfit(conditions: Mapping[str, str]) -> str:
+def violation_sql(conditions: Mapping[str, str]) -> str:
     """SQL that is true of a row in which a column violates its condition.
 
     No condition is ever NULL, so that the first one that fails decides, and the others are not evaluated.
@@ -312,14 +311,15 @@ def unfit(conditions: Mapping[str, str]) -> str:
     return f"not ({' and '.join(f'({text.format(name)})' for name, text in conditions.items())})"
 
 
+# A call number: times `POSITIONS`, it fits 63 bits.
 _NUMBERED = f"{COUNT} and {{0}} < {2**63 // POSITIONS}"
-"""A call number: times `POSITIONS`, it fits 63 bits."""
 _TIME = f"{NUMBER} and {{0}} < 1e300"  # nan is greater
 _FIGURE = "(typeof({0}) = 'integer' or typeof({0}) = 'real' and abs({0}) < 1e300)"
 
+# What torch or shadowrun itself names; queries compare it for each row of ``diff``.
 _SHORT = f"{TEXT} and length({{0}}) <= 1000"
-"""What torch or shadowrun itself names; queries compare it for each row of ``diff``."""
 
+# Annotation of a field of `TensorDiff` to the condition on its column.
 _OF_DIFF = {
     "Count": COUNT,
     "UnknownOrCount": SIGNED,
@@ -330,7 +330,6 @@ _OF_DIFF = {
     "str": TEXT,
     "tuple[int, ...]": optional(f"({COUNT} or {SHAPE})"),
 }
-"""Annotation of a field of `TensorDiff` to the condition on its column."""
 
 COLUMNS: Columns = {
     "meta": {"key": one_of("info"), "value": TEXT},

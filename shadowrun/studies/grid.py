@@ -37,8 +37,8 @@ __all__ = ["Cell", "grid_document", "machine_fact", "platforms_of", "record_grid
 
 RECORDED: Final = "recorded"
 FILE: Final = "grid.json"
+# Version of the form of `grid.json`.
 _FORMAT: Final = 1
-"""Version of the form of `grid.json`."""
 _MAX_PLATFORMS: Final = 10_000
 _MAX_NAME: Final = 120
 _MAX_NOTE: Final = 300

@@ -1,5 +1,7 @@
 """A vendor's package, installed with its metadata: the skeleton of `examples/vendor_plugin`, and broken ones."""
 
+import argparse
+import contextlib
 import os
 import shutil
 import subprocess
@@ -10,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import shadowrun
+from shadowrun.cli import campaign
 from shadowrun.errors import UsageError
-from shadowrun.platforms import backends, plugin_file
+from shadowrun.platforms import backends, devices, plugin_file, unsupported
 
 ROOT = Path(__file__).parents[2]
 SKELETON = ROOT / "examples" / "vendor_plugin"
@@ -134,7 +137,7 @@ def test_a_package_that_fails_at_torchs_start(tmp_path, shell):
         done = shell(site, *words)
         assert done.returncode == 2
         assert "The package 'chip_package', which torch starts when it is imported, failed: OSError" in done.stderr
-        assert "[docs/messages.md#bad-plugin]" in done.stderr
+        assert "[shadowrun explain bad-plugin]" in done.stderr
         assert "Traceback" not in done.stderr
 
 
@@ -223,9 +226,31 @@ def test_a_wrong_file_is_refused(brought, text, says):
     assert says in str(caught.value)
 
 
+def test_the_list_of_platforms_shows_what_was_read(brought):
+    brought("[settings]\nmode = {apply = 'chip.settings:mode'}\n[[known]]\noperator='x'\nplatform='chip'\nreason='y'")
+    (found,) = (device for device in devices() if device.device_type == "chip")
+    assert found.detail.endswith("; described by chip: settings mode; 1 known issue")
+
+
+def test_the_broken_file_of_another_device_ends_no_run(brought):
+    with contextlib.suppress(UsageError):
+        brought("streams = 1")
+    unsupported._patterns.cache_clear()
+    assert not unsupported.classify(NotImplementedError("no")).supported
+
+
 def test_a_missing_file_is_named(brought):
     with pytest.raises(UsageError, match=r"names a file that does not exist: write package:file\.toml"):
         brought("", value="chip:other.toml")
+
+
+def test_reports_of_a_campaign_take_its_known_issues(brought):
+    brought('[[known]]\noperator = "aten::mm"\nplatform = "chip"\nreason = "x"\n')
+    args = argparse.Namespace(known=None, no_known=False, no_vendor_known=False)
+    lines = campaign._ledger(["chip (preset young)", "chip, inductor", "cpu"], args)
+    assert [line.reason for line in lines] == ["x"]
+    args.no_vendor_known = True
+    assert campaign._ledger(["chip"], args) == ()
 
 
 def test_no_package_redefines_the_reference(brought, tmp_path):

@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from shadowrun.compiled.rounding import Float64Mode, PerturbedRounding, RandomResults, grouped_product
+from shadowrun.compiled.rounding import (
+    Float64Mode,
+    PerturbedRounding,
+    RandomResults,
+    filled_memory,
+    grouped_product,
+    perturbed,
+)
 
 ENDS = torch.tensor([2, 2, 5, 8], dtype=torch.int32)  # the second group is empty
 
@@ -35,3 +42,23 @@ def test_what_ends_at_one_stays_there():
         loss = torch.nn.functional.binary_cross_entropy(y, target)  # refuses anything above 1
     assert (y[::3] != 1).all()  # it is moved, inwards
     assert (y[2::3].unique().numel(), loss.isfinite().item()) == (2, True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_subnormal_numbers_move_by_the_smallest_one(dtype):
+    limits = torch.finfo(dtype)
+    smallest = torch.tensor(limits.tiny, dtype=torch.float64) * limits.eps
+    t = (torch.tensor([0.0, 3.0, -40.0, 0.75 / limits.eps] * 8, dtype=torch.float64) * smallest).to(dtype)
+    moved = ((perturbed(t, torch.Generator().manual_seed(0)) - t).double() / smallest).abs().view(8, 4)
+    assert moved.unique(dim=0).tolist() == [[0.0, 1.0, 1.0, 1.0]]
+
+
+def test_kernels_get_memory_of_nan_and_afterwards_what_they_got_before():
+    scores, labels = torch.randn(9, 1, 4).log_softmax(2), torch.tensor([[1, 2]])
+    lengths = torch.tensor([5]), torch.tensor([2])
+    with filled_memory():
+        _, alpha = torch._ctc_loss(scores, labels, *lengths)
+        assert torch.are_deterministic_algorithms_enabled()
+    # Of times after the end of the item, nothing is written.
+    assert alpha.isnan()[0].all(1).tolist() == [False] * 5 + [True] * 4
+    assert not torch.are_deterministic_algorithms_enabled()

@@ -5,6 +5,7 @@ import gc
 import os
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,8 @@ def test_small_answers_are_copied_and_hold_nothing():
     with ends() as (asking, answering):
         kept = [ask(asking, answering, [torch.ones(5)], lambda message: [message[0] * 3])[0] for _ in range(20)]
         assert all(t.tolist() == [3.0] * 5 for t in kept)
-        assert len(answering._pool._segments) == len(asking._pool._segments) == 1
+        # The first question brings the mailbox, which has the place for all others.
+        assert (len(asking._pool._segments), len(answering._pool._segments)) == (1, 0)
         kept[0].resize_(100)
 
 
@@ -196,3 +198,66 @@ def test_an_end_that_is_closed(n):
         here.close()
         with pytest.raises(ChannelClosed):
             Channel(there).receive()
+
+
+@needs_memfd
+@pytest.mark.parametrize("n", [1, 3000, 12_000, 13_000, MIB])
+@pytest.mark.parametrize("text", [1, 20_000])
+def test_messages_of_every_size_arrive_in_order(n, text):
+    """In the mailbox, in a segment, and with a text that only the socket can carry, one after another."""
+    with ends() as (asking, answering):
+        for k in range(6):
+            size, words = (n, "x" * text) if k % 2 else (2, "y")
+            x = torch.full((size,), float(k))
+            got, said = ask(asking, answering, [x, words], lambda message: [message[0] + 1, message[1] + "!"])
+            assert torch.equal(got, x + 1)
+            assert said == words + "!"
+
+
+@needs_memfd
+def test_an_end_that_sleeps_is_woken_and_one_that_looks_is_not():
+    with ends() as (asking, answering):
+        ask(asking, answering, [1], lambda message: message)
+        assert asking._mailbox.take(2) is None  # it sleeps from now on
+        answering._mailbox.put(1, b"old")
+        assert not answering._mailbox.put(1, b"old")
+        assert answering._mailbox.put(2, b"new")
+        assert asking._mailbox.take(2) == b"new"
+
+
+@needs_memfd
+def test_a_byte_that_came_too_late_is_passed_over():
+    """An end that woke by itself finds the byte in the socket later, before another message."""
+    with ends() as (asking, answering):
+        for k in range(5):
+            answering.connection.sendall(channels._HEAD.pack(channels._WAKE | k))
+            for size in (1, MIB):
+                x = torch.full((size,), float(k))
+                assert torch.equal(ask(asking, answering, [x], lambda message: [message[0] * 2])[0], x * 2)
+
+
+@needs_memfd
+def test_two_processes_that_each_fall_asleep_lose_no_message():
+    here, there = socket.socketpair()
+    with here:
+        child = os.fork()
+        if child == 0:
+            here.close()
+            answering = Channel(there, answers=True)
+            with contextlib.suppress(ChannelClosed):
+                while True:
+                    k, pause = answering.receive()
+                    time.sleep(pause)
+                    answering.send(k)
+            os._exit(0)
+        there.close()
+        asking = Channel(here)
+        asking.limit(30)
+        for k in range(3000):
+            # Around the time for which an end looks before it sleeps.
+            pause = (k % 7) * 3e-5
+            asking.send((k, pause if k % 3 else 0.0))
+            if k % 2:
+                time.sleep(pause)
+            assert asking.receive() == k
+    assert os.waitpid(child, 0)[1] == 0

@@ -128,6 +128,33 @@ def test_large_tensors_agree(dtype, n):
     agree(by_numpy(t), wanted)
 
 
+NEARLY_FINITE = {
+    "normal": {},
+    "zeros": {0.5: 0.0},
+    "negative zeros": {0.5: 0.0, 0.3: -0.0},
+    "one zero": {0.0: -0.0},
+    "subnormal": {0.5: 1e-39, 0.1: -1e-44, 0.05: 0.0},
+    "largest": {0.5: 3e38, 0.1: -3.4e38},
+    "a NaN": {0.1: 0.0, 0.0: math.nan},
+    "infinities": {0.1: math.inf, 0.05: -math.inf, 0.01: 1e-40},
+}
+
+
+@pytest.mark.parametrize("n", [31, 32, 33, 4096, 8200, (1 << 18) + 77])
+@pytest.mark.parametrize("kind", NEARLY_FINITE)
+def test_float32_that_is_nearly_all_finite(kind, n):
+    """For these, C has a loop that counts nothing: what there is to count must still be counted."""
+    rng = np.random.default_rng(n)
+    values, at = rng.standard_normal(n).astype(np.float32), rng.random(n)
+    for part, value in NEARLY_FINITE[kind].items():
+        values[at <= max(part, at.min())] = value  # one at least
+    t = torch.from_numpy(values)
+    wanted = by_definition(t)
+    agree(by_numpy(t), wanted)
+    for instructions in instruction_sets():
+        agree(by_c(t, instructions), wanted)
+
+
 @pytest.mark.parametrize("dtype", [d for d in REAL if d.itemsize < 4 and d is not torch.bool], ids=str)
 def test_every_number_of_8_and_16_bits(dtype):
     form = NUMBER_FORMATS[dtype]

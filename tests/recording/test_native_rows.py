@@ -34,6 +34,7 @@ def in_python():
         patch.setattr(native_calls, "core", None)
         patch.setattr(attribution, "core", None)
         patch.setattr(data_flow, "_new_storage_rows", data_flow._StorageRows)
+        patch.setattr(data_flow, "_forget_freed", data_flow._forget_freed_in_python)
         patch.setattr(block_buffer, "_key", block_buffer._python_key)
         yield
 
@@ -194,6 +195,19 @@ def test_no_tensor_lives_longer(tmp_path):
             gone = [weakref.ref(t) for t in (y, z)] + [weakref.ref(y.untyped_storage())]
             del y, z
             assert [ref() for ref in gone] == [None] * 3
+
+
+@pytest.mark.parametrize("way", [pytest.param(contextlib.nullcontext, marks=needs_c), in_python])
+def test_storages_that_were_freed_are_soon_forgotten(way):
+    with way():
+        flow, kept = data_flow.DataFlow(), [torch.zeros(3) for _ in range(20)]
+        for row, t in enumerate(kept):
+            flow.made(t, 0, row)
+        for row in range(20, 70):
+            flow.made(torch.zeros(3), 0, row)
+        flow.purge()
+        assert [flow.row_of(t, 0) for t in kept] == list(range(20))
+        assert len(flow.storages) == len(kept)
 
 
 @needs_c

@@ -191,3 +191,38 @@ def test_it_cannot_be_nested_and_can_be_started_again():
         with track:
             torch.zeros(1).log()
     assert [one.n_calls for one in track.found()] == [2]
+
+
+@pytest.mark.parametrize("kind", ["permuted", "with gaps", "expanded", "sliced", "reversed order"])
+def test_results_of_any_layout_are_looked_at(kind):
+    """Where all elements from the first to the last are finite, C decides; else Python looks at the tensor's own."""
+    base = torch.arange(1.0, 49.0).view(4, 12)
+    x = {
+        "permuted": base.t(),
+        "with gaps": base[:, ::2],
+        "expanded": base[0].expand(3, 12),
+        "sliced": base[:, 3:7],
+        "reversed order": base.view(2, 2, 12).permute(2, 0, 1),
+    }[kind]
+    with shadowrun.nan_track("keep") as track:
+        x.mul_(1.0) if kind != "expanded" else x * 1.0
+        for index in (0, x.shape[0] - 1):
+            x[index, -1] = -1.0
+            x.sqrt()
+            x[index, -1] = 1.0
+        if kind in ("with gaps", "sliced"):
+            base[1, 1] = math.nan  # in a gap: no element of x
+            x.mul_(1.0)
+    assert {op for op, _, how in places(track) if how == "born"} == {"aten::sqrt"}
+    assert track.found()[0].n_elements == {"expanded": 3, "reversed order": 2}.get(kind, 1)
+
+
+@pytest.mark.skipif(shadowrun.native.core is None, reason="without the part in C")
+def test_permuted_results_and_calls_in_place_stay_in_c():
+    x = torch.randn(3, 4, 5).transpose(0, 1)
+    with shadowrun.nan_track("keep") as track:
+        for _ in range(10):
+            x.mul_(1.0)
+            x.exp().mul(2.0)
+    in_python = track.n_calls - track._recorder._native.n_calls
+    assert in_python <= 3, "the first call of each operator"

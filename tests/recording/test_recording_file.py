@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shadowrun.errors import DataFileError
-from shadowrun.recording import blocks, recording_file
+from shadowrun.recording import blocks, recording_file, recording_writer
 from shadowrun.recording.model import CALL, RESULT, Context, Form, Kind, Process, sample_positions
 from shadowrun.recording.recording_file import read
 from shadowrun.recording.recording_writer import Block, Writer
@@ -316,3 +316,19 @@ def test_ranks_of_two_files_are_counted_once(path, tmp_path):
         recording_file.read_all([path, path])
     assert caught.value.slug == "data-file-ranks"
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.skipif(recording_writer.core is None, reason="no C extension")
+@pytest.mark.parametrize("n_results", [0, 1, 500])
+def test_samples_are_split_in_c_as_in_numpy(n_results, monkeypatch):
+    rng = np.random.default_rng(n_results)
+    results = np.zeros(n_results, RESULT)
+    widths = [4, 2, 8, 1, 0]
+    results["form"] = rng.integers(0, len(widths), n_results)
+    results["n_samples"] = rng.integers(0, 129, n_results)
+    samples = rng.integers(0, 2**64, int(results["n_samples"].sum(dtype=np.int64)), np.uint64)
+    in_c = recording_writer._split(samples, results, widths)
+    with pytest.raises(ValueError, match="do not fit"):
+        recording_writer._split(np.zeros(len(samples) + 1, np.uint64), results, widths)
+    monkeypatch.setattr(recording_writer, "core", None)
+    assert in_c == recording_writer._split(samples, results, widths)

@@ -29,7 +29,7 @@ class Chain:
 
     def call(self, func, *args, wrong=lambda t: t, **kwargs):
         plan = make_plan(func, 0)
-        self.drifting.before(Call(plan, args, kwargs, ON_TARGET))
+        self.drifting.take_inputs(Call(plan, args, kwargs, ON_TARGET))
         out = func(*args, **kwargs)
         if isinstance(out, torch.Tensor):
             out.copy_(wrong(out))
@@ -106,7 +106,7 @@ def test_other_layouts_of_a_result_are_adopted():
     c = Chain()
     x = torch.zeros(3, 4)
     plan = make_plan(aten.add.Tensor, 0)
-    c.drifting.before(Call(plan, (x, 1), {}, ON_TARGET))
+    c.drifting.take_inputs(Call(plan, (x, 1), {}, ON_TARGET))
     mine = torch.full((4, 3), 7.0).t()  # the user's device chose other strides
     assert c.drifting.after(plan, CallRun((x, 1), {}, mine, 0))[0] == 6
     c.add(mine)
@@ -145,7 +145,7 @@ def test_layouts_without_a_storage_are_not_followed():
     c = Chain()
     sparse = torch.eye(2).to_sparse()
     plan = make_plan(aten.neg.default, 0)
-    c.drifting.before(Call(plan, (sparse,), {}, ON_TARGET))
+    c.drifting.take_inputs(Call(plan, (sparse,), {}, ON_TARGET))
     assert c.drifting.after(plan, CallRun((sparse,), {}, sparse.neg(), 0)) == (-1, -1)
 
 

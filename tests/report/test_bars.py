@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from shadowrun.report.bars import bar_chart, stacked_bars
+from shadowrun.report.bars import bar_chart, region_strip, stacked_bars
 from shadowrun.report.svg import AMBER, GREEN, RED
 
 
@@ -43,3 +43,13 @@ def test_the_first_bar_is_the_longest_and_the_rest_is_counted():
     assert widths == sorted(widths, reverse=True)
     assert figure.caption == "time lost: the first 20 of 50."
     assert "op0 &lt;b&gt;" in figure.svg
+
+
+def test_a_strip_has_a_piece_for_each_region_as_wide_as_its_operators():
+    (figure,) = region_strip([("f", [("graph 0", "ok", 30), ("graph 1", "mismatch", 10)]), ("g", [])], "Regions")
+    widths = [float(w) for w in re.findall(r'<rect x="[\d.]+" y="[\d.]+" width="([\d.]+)"', figure.svg)]
+    assert widths[0] == pytest.approx(3 * widths[1], rel=0.05)
+    assert "<title>graph 1: mismatch, 10 operators</title>" in figure.svg
+    assert region_strip([("f", [("graph 0", "ok", 3)])], "Regions") == ()
+    unknown = region_strip([("f", [("a", "ok", -1), ("b", "graph break", -1)])], "Regions")[0].svg
+    assert "<title>b: graph break</title>" in unknown

@@ -103,9 +103,25 @@ def test_steps_are_where_the_file_has_them(run):
         assert event["dur"] == pytest.approx(wall_s * 1e6, abs=50)
     # What is left of a step is one event of its lane.
     rests = [e for e in events if e["ph"] == "X" and e["tid"] == REST]
-    assert [e["name"] for e in rests] == ["rest of the step"] * N_STEPS
+    assert [e["name"] for e in rests] == ["rest of the step: judge and the program"] * N_STEPS
     for step, rest in zip(steps, rests, strict=True):
         assert rest["ts"] + rest["dur"] == pytest.approx(step["ts"] + step["dur"], abs=0.01)
+
+
+def test_the_judge_of_a_run_with_one_step(tmp_path):
+    with shadowrun.compare("sim", file=tmp_path / "one") as run:
+        for _ in range(20):
+            torch.randn(8, 8) @ torch.randn(8, 8)
+    run = shadowrun.load(tmp_path / "one")
+    events = list(trace_events(run._data))
+    check(events)
+    judge, rest = (e for e in events if e["ph"] == "X" and e["tid"] == REST)
+    assert (judge["name"], rest["name"]) == ("judge, copies, recording", "the program's Python")
+    replays = sum(r.target_time_us for r in run.records() if r.target_time_us >= 0)
+    assert judge["dur"] == pytest.approx(run.info.own_s * 1e6 - replays, abs=1)
+    run.write_trace(tmp_path / "t.json")
+    other = json.loads((tmp_path / "t.json").read_text(encoding="utf-8"))["otherData"]
+    assert other["of it judge, copies and recording, s"] == pytest.approx(judge["dur"] / 1e6, abs=1e-5)
 
 
 def test_it_says_what_is_not_recorded(run, tmp_path):
@@ -148,7 +164,15 @@ def test_each_run_of_a_combined_file_is_a_process(run, tmp_path):
 
 @pytest.mark.parametrize(
     ("dtypes", "shapes", "n"),
-    [("f32,bf16", "[3, 4] [2]", 52), ("i64", "[]", 8), ("f8e4m3fn,c64", "[5] [2]", 21), ("", "", 0), ("b8", "[3]", 3)],
+    [
+        ("f32,bf16", "[3, 4] [2]", 52),
+        ("i64", "[]", 8),
+        ("f8e4m3fn,c64", "[5] [2]", 21),
+        ("", "", 0),
+        ("b8", "[3]", 3),
+        ("f32", f"[{'9' * 500}]", 2**53),
+        ("f32," * 5, "[2" * 5000, 0),
+    ],
 )
 def test_bytes_of_inputs(dtypes, shapes, n):
     assert _n_bytes(dtypes, shapes) == n

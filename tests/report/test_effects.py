@@ -8,7 +8,7 @@ import pytest
 
 from shadowrun import report
 from shadowrun.analysis import for_authors
-from shadowrun.analysis.effects import DriftTrace, read_repairs
+from shadowrun.analysis.drift_effects import DriftTrace, read_repairs
 from shadowrun.run import Run
 from shadowrun.store import DataFile
 from shadowrun.types import Cause, Phase, RunInfo, Status, TensorDiff, TensorMeta, Verdict

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import re
 from html.parser import HTMLParser
@@ -9,8 +10,24 @@ from pathlib import Path
 
 import pytest
 
+import shadowrun
 from shadowrun import report
-from shadowrun.report.document import Column, Document, Entries, Entry, Limits, Records, Section, Table, render
+from shadowrun.report.blocks import naming
+from shadowrun.report.document import (
+    Column,
+    Document,
+    Entries,
+    Entry,
+    Fact,
+    Facts,
+    Limits,
+    Note,
+    Records,
+    Section,
+    Table,
+    render,
+)  # fmt: skip
+from shadowrun.report.help_texts import HELP
 from shadowrun.report.html import MAX_BYTES
 from shadowrun.run import Run
 from shadowrun.store import DataFile
@@ -268,3 +285,31 @@ def test_all_that_is_left_out_opens():
     # The table of steps is followed by one of all of them.
     others = [(tag, text) for tag, text in page.found if tag not in ("summary", "a", "script")]
     assert [text for _, text in others if "steps" not in text] == []
+
+
+def test_every_column_is_explained():
+    """By its name: one text for all reports, unless the column has its own."""
+    missing = []
+    for path in Path(shadowrun.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id == "Column"
+                and node.args
+            ):
+                name, own = node.args[0], any(keyword.arg == "help" for keyword in node.keywords)
+                if isinstance(name, ast.Constant) and name.value not in HELP and not own:
+                    missing.append((path.name, name.value))
+    assert not missing
+
+
+def test_a_sentence_that_names_some_things_opens_the_others():
+    text = render(document(Note(naming("Stopped: ", [f"n{i}" for i in range(9)], 4, "."), "warn")), "html")
+    assert '<div class="remark"><details class="more"><summary>Stopped: n0, n1, n2, n3 … and 5 more.</summary>' in text
+    assert "n4, n5, n6, n7, n8</details></div>" in text
+    assert naming("Stopped: ", ["a"], 4, ".") == "Stopped: a."
+    fact = Fact("inputs from", "a … and 1 more", opens=("b",))
+    assert '<details class="more"><summary>a … and 1 more</summary>b</details>' in render(
+        document(Facts((fact,))), "html"
+    )

@@ -9,7 +9,7 @@ import types
 import pytest
 
 from shadowrun import report
-from shadowrun.analysis import read_source, split_site
+from shadowrun.analysis import read_source, source_lines, split_site
 from shadowrun.analysis.call_groups import CallGroups
 from shadowrun.run import Run
 from shadowrun.store import DataFile
@@ -95,6 +95,20 @@ def test_a_loaded_file_reads_only_python_files_below_the_working_directory(folde
     table, places = (run := run_at(f"{folder / 'up.py'}:1 in f"))._read(), run.places()
     assert isinstance(table, CallGroups)
     assert read_source(table, places, "", everywhere=True).files
+
+
+@pytest.mark.parametrize(
+    "name", ["//evil.example/share/x.py", "/net/evil.example/x.py", "shadowrun/../../net/x.py", "a/../../x.py"]
+)
+def test_no_other_machine_is_asked_for_a_file(folder, monkeypatch, name):
+    """A name of a network drive would be looked up there."""
+    (folder / "in").mkdir()
+    monkeypatch.chdir(folder / "in")
+    run = run_at(f"{name}:1 in f", "shadowrun/cli/main.py:1 in f", "x.py:1 in f")
+    asked = []
+    monkeypatch.setattr(source_lines, "_located", lambda path: asked.append(path) or folder)
+    run.source()
+    assert asked == ["shadowrun/cli/main.py", "x.py"]
 
 
 def test_cells_are_those_of_the_notebook_that_ran(monkeypatch):

@@ -190,11 +190,11 @@ def test_the_budget_is_not_asked_while_another_thread_holds_the_lock(monkeypatch
     with run:
         torch.ones(2).neg()
         plan = next(p for p in run._replayer.plans.values() if p.name == "aten::neg")
-        passing, n_asked, answers = run._replayer._passing, len(asked), []
+        pass_through, n_asked, answers = run._replayer._pass_through, len(asked), []
         with run._replayer.lock:
-            thread = threading.Thread(target=lambda: answers.append(passing.unwanted(plan)))
+            thread = threading.Thread(target=lambda: answers.append(pass_through.unwanted(plan)))
             thread.start()
             thread.join()
         assert len(asked) == n_asked
-        answers.append(passing.unwanted(plan))
+        answers.append(pass_through.unwanted(plan))
     assert answers == ["", "overhead budget"]

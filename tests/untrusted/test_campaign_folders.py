@@ -35,7 +35,8 @@ from shadowrun.studies.campaign.engine import Engine, _n_of
 from shadowrun.studies.campaign.folder import CHUNK, Folder, Settings, Shard
 from shadowrun.studies.campaign.ledger import new_lines
 from shadowrun.studies.campaign.script_jobs import _Writer
-from shadowrun.studies.campaign.store import CampaignInfo, CampaignStore, ResultRow, VariantRow
+from shadowrun.studies.campaign.store import CampaignStore
+from shadowrun.studies.campaign.tables import CampaignInfo, ResultRow, VariantRow
 from shadowrun.studies.campaign.tracing import Invalid, Values, trace
 from shadowrun.studies.zoo import program as zoo_program
 from shadowrun.studies.zoo.graph import Fill, Input, Runner, from_json
@@ -316,6 +317,21 @@ def test_a_graph_of_somebody_else_costs_itself_only(capsys):
     assert main(["zoo", "add", "graphnet", "."]) == 0
     assert [p.name for p in read_zoo(Path(".shadowzoo")).programs.values()] == ["2"]
     assert main(["zoo", "list", "--left-out", "graphnet"]) == 0
+    assert "crash: signal" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes")
+def test_a_program_whose_subgraphs_are_looked_for_costs_itself_only(capsys):
+    """It ran in the process of the command, which had to end with it, or to wait for it without end."""
+    ints = ([4], "int64", ["constant", -(2**63), 0]), ([4], "int64", ["constant", -1, 0])
+    ends = data(ints, [("aten::div.Tensor_mode", x(0), x(1))])
+    ends[1][0][2] = {"rounding_mode": "trunc"}
+    longer = data([([4, 4], "float32", None)], [("aten::relu", x(0)), ("aten::mm", v(0), x(0)), ("aten::sin", v(1))])
+    zoo_of(".shadowzoo", ends, MM, longer)
+    assert main(["zoo", "add", "subgraphs"]) == 0
+    mined = [p.name for p in read_zoo(Path(".shadowzoo")).programs.values() if p.source == "subgraphs"]
+    assert sorted(mined) == ["mm", "relu", "relu → mm"]
+    assert main(["zoo", "list", "--left-out", "subgraphs"]) == 0
     assert "crash: signal" in capsys.readouterr().out
 
 
@@ -645,18 +661,18 @@ def test_the_file_of_a_zoo_counts_and_is_packed(monkeypatch):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere memory is not known")
 def test_memory_of_a_variant_is_what_there_is_at_most(monkeypatch):
-    monkeypatch.setattr(limits, "_left", lambda: 10 << 30)
+    monkeypatch.setattr(limits, "_available_bytes", lambda: 10 << 30)
     assert at_most_free(1 << 62) == 9 << 30
     assert at_most_free(5) == 5
-    monkeypatch.setattr(limits, "_left", lambda: 1 << 20)
+    monkeypatch.setattr(limits, "_available_bytes", lambda: 1 << 20)
     assert at_most_free(1 << 62) == 1 << 30  # nothing would run in less
-    monkeypatch.setattr(limits, "_left", lambda: None)
+    monkeypatch.setattr(limits, "_available_bytes", lambda: None)
     assert at_most_free(1 << 62) == 1 << 62
 
 
 def test_a_campaign_takes_what_there_is_at_most(monkeypatch):
     given = []
-    monkeypatch.setattr(limits, "_left", lambda: 10 << 30)
+    monkeypatch.setattr(limits, "_available_bytes", lambda: 10 << 30)
     monkeypatch.setattr(engine, "Pool", lambda *args: given.append(args[3]) or Stopped())
     Engine(folder_of(memory_bytes=1 << 62)).run()
     assert given[0].n_bytes == 9 << 30

@@ -100,6 +100,36 @@ def test_arguments_that_lead_outside_of_memory(what):
         check_arguments(operator_named(name), args, kwargs)
 
 
+PLANES, FAR = torch.ones(1, 2, 8, 8), torch.full((1, 2, 8, 8), 10**6)
+CONFUSED = {
+    "a tensor for a size": ("embedding_dense_backward", (X, torch.tensor([1, 7]), torch.tensor(3), -1, True)),
+    "a truth for a size": ("embedding_dense_backward", (X, torch.tensor([1, 7]), True, -1, True)),
+    "a dtype for a size": ("embedding_dense_backward", (X, torch.tensor([1, 7]), torch.float32, -1, True)),
+    "a number for indices": ("embedding_dense_backward", (X[0], 7, 1, -1, False)),
+    "a number for sizes": ("max_unpool2d", (PLANES, FAR, 8)),
+    "an integer for a scale": ("_upsample_bilinear2d_aa", (PLANES, [8, 1 << 15], False, 1, 1)),
+    "a tensor for a number": ("add.Tensor", (X, X), {"alpha": torch.ones(())}),
+    "a tensor for a dtype": ("hamming_window", (3,), {"dtype": torch.ones(1)}),
+    "a layout for a dtype": ("hamming_window", (3,), {"dtype": torch.strided}),
+    "a dtype for a format": ("clone", (X,), {"memory_format": torch.float32}),
+}
+
+
+@pytest.mark.parametrize("what", CONFUSED)
+def test_values_of_another_type_than_the_schema_has(what):
+    """torch takes them, and a look at what they should be did not know them."""
+    name, args, kwargs = (*CONFUSED[what], {})[:3]
+    with pytest.raises(Refused):
+        check_arguments(operator_named(f"aten::{name}"), args, kwargs)
+
+
+def test_values_that_torch_takes_for_others():
+    check_arguments(operator_named("aten::max_unpool2d"), (PLANES, FAR * 0, 8), {})
+    check_arguments(operator_named("aten::add.Tensor"), (X, 2), {"alpha": True})
+    check_arguments(operator_named("aten::sum.dim_IntList"), (X, 0, False), {"dtype": torch.float64})
+    check_arguments(operator_named("aten::embedding_dense_backward"), (X[0], 0, True, -1, False), {})
+
+
 def test_arguments_that_stay_within():
     x = X.to(torch.complex64)
     check_arguments(operator_named("aten::_fft_c2c"), (x, [1, 0], 0, True), {})

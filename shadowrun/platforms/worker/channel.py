@@ -1,10 +1,11 @@
-"""Messages between a process and its worker: plain values through a socket, tensors through shared memory.
+"""Messages between a process and its worker, through shared memory.
 
 Each message is answered before the next is sent. Nothing is pickled: `marshal` carries plain values only, in its
 version 2, which every Python 3 reads and writes in the same way.
 
-Segments of shared memory are made once, mapped by both processes and reused. They have no name (`memfd`), so nothing is
-left behind however the processes end. Only Linux has them; elsewhere the tensors' bytes follow through the socket.
+A small message lies in a `Mailbox`, and tensors of a larger one in a segment. Segments are made once, mapped by both
+processes and reused. Shared memory has no name (`memfd`), so nothing is left behind however the processes end. Only
+Linux has it; elsewhere everything goes through the socket.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shadowrun.platforms.worker.mailbox import DATA_BYTES, TEXT_BYTES, Mailbox, Slot
 from shadowrun.platforms.worker.wire import Region, decode, encode
 
 if TYPE_CHECKING:
@@ -56,19 +58,15 @@ class _Segment:
         self.address = torch.frombuffer(self._map, dtype=torch.uint8, count=1).data_ptr()
         self._use: weakref.ref[memoryview] | None = None
 
-    def tensors(self, places: Collection[tuple[int, int]]) -> list[torch.Tensor]:
-        """Bytes at pairs of position and size, each a separate storage over the segment.
-
-        As long as one of them lives, also as the memory of another tensor, the segment is in use.
-        """
-        # Each tensor keeps this view alive, so the weak reference shows when the last one is freed.
+    def view(self) -> memoryview:
+        """The memory; the segment is in use while this view or a storage over it lives."""
         view = memoryview(self._map)
         self._use = weakref.ref(view)
-        return [torch.frombuffer(view, dtype=torch.uint8, count=n, offset=at) for at, n in places]
+        return view
 
     @property
     def in_use(self) -> bool:
-        """Whether a tensor of `tensors` still lives."""
+        """Whether the last view of `view`, or a storage over it, still lives."""
         return self._use is not None and self._use() is not None
 
 
@@ -110,11 +108,20 @@ class SegmentPool:
             None for the segment where the system has no memory for it, or no such segments.
         """
         # A segment is free when neither process has a tensor in it.
-        free = [s for s in self._segments.values() if not s.in_use and s.number not in held]
+        free = self._free(held)
         fitting = [s for s in free if n_bytes <= s.size <= max(_SMALL, _WASTE * n_bytes)]
         chosen = min(fitting, key=lambda s: s.size, default=None)
         freed = self._given_back([s for s in free if s is not chosen], chosen)
         return chosen or self._make(n_bytes), freed
+
+    def trim(self, held: Collection[int]) -> list[int]:
+        """Give back what is more than is kept, for a message that needs no segment; returns numbers as `take` does."""
+        if sum([s.size for s in self._segments.values()]) <= self._kept_bytes:
+            return []
+        return self._given_back(self._free(held), None)
+
+    def _free(self, held: Collection[int]) -> list[_OwnSegment]:
+        return [s for s in self._segments.values() if not s.in_use and s.number not in held]
 
     def _make(self, n_bytes: int) -> _OwnSegment | None:
         size = -(-n_bytes // _PAGE) * _PAGE
@@ -151,10 +158,16 @@ def _close_all(segments: dict[int, Any]) -> None:
         segment.close()
 
 
+# Before each message in the socket: the length of its text. With the highest bit: the number of a message in the
+# mailbox, for an end that slept; one that woke by itself finds it later.
 _HEAD = struct.Struct("<Q")
+_WAKE = 1 << 63
+_MAX_DESCRIPTORS = 2
 _MARSHAL = 2
 _ALIGNMENT = 64
 _COPY_UP_TO = 1 << 20
+
+_BYTE = torch.uint8
 
 _IN_MESSAGE, _IN_SEGMENT, _IN_RECEIVED = range(3)
 
@@ -179,17 +192,18 @@ class Channel:
         self.connection = connection
         self._answers = answers
         self._pool = SegmentPool() if shared else None
-        self._sent: _Segment | None = None
-        self._received: _Segment | None = None
+        self._mailbox: Mailbox | None = None
+        self._n_sent = self._n_received = 0
+        self._sent: _Segment | Slot | None = None
+        self._received: _Segment | Slot | None = None
         self._others: dict[int, _Segment] = {}
         self._held_there: Sequence[int] = ()
         self._deadline: float | None = None
-        self._last: tuple[Any, list[torch.Tensor], list[int]] | None = None
+        self._last: tuple[Any, list[torch.UntypedStorage], list[int]] | None = None
 
     def limit(self, seconds: float | None) -> None:
         """Set a deadline for what follows; after it, `TimeoutError` is raised and the channel is unusable."""
         self._deadline = None if seconds is None else time.monotonic() + seconds
-        self.connection.settimeout(seconds)
 
     def send(self, message: Any) -> None:
         """Send what `wire.encode` can encode.
@@ -201,34 +215,71 @@ class Channel:
         # Encoded before anything is sent: an unsendable value must leave the channel usable.
         tree, regions = encode(message)
         self._last = None
+        self._n_sent += 1
+        opening = self._open()
         spans, total = self._lay_out(regions)
         freed: list[int] = []
-        segment = None
-        if total and self._pool is not None:
+        segment: _OwnSegment | Slot | None = None
+        if total and self._mailbox is not None and total <= DATA_BYTES and not opening:
+            segment = self._mailbox.mine
+            # Many small messages may follow a large one.
+            assert self._pool is not None
+            freed = self._pool.trim(self._held_there)
+        elif total and self._pool is not None:
             segment, freed = self._pool.take(total, self._held_there)
         self._sent = segment
+        name = None
         if segment is None:
             spans = [(low, high, at, where if where != _IN_SEGMENT else _IN_MESSAGE) for low, high, at, where in spans]
         else:
-            moved = [(r, at) for r, (_, _, at, where) in zip(regions, spans, strict=True) if where == _IN_SEGMENT]
-            for (r, _), to in zip(moved, segment.tensors([(at, r.size) for r, at in moved]), strict=True):
-                _copy(to, r.raw())
+            name = (segment.number, segment.size) if isinstance(segment, _OwnSegment) else ()
+            for r, (_, _, at, where) in zip(regions, spans, strict=True):
+                if where == _IN_SEGMENT:
+                    ctypes.memmove(segment.address + at, r.address, r.size)
         # The worker must not overwrite a segment in which the program still has a result.
         held = [] if self._answers else [number for number, mapped in self._others.items() if mapped.in_use]
-        name = None if segment is None else (segment.number, segment.size)
-        text = marshal.dumps((tree, spans, name, freed, held), _MARSHAL)
+        text = marshal.dumps((tree, spans, name, freed, held, bool(opening)), _MARSHAL)
+        # Once for each segment: both ends then know it by its number.
+        made = [segment] if isinstance(segment, _OwnSegment) and segment.fd >= 0 else []
+        try:
+            self._send_text(text, [*opening, *(m.fd for m in made)], regions, spans)
+        finally:
+            for m in made:
+                m.close()
+            for descriptor in opening:
+                os.close(descriptor)
+
+    def _open(self) -> list[int]:
+        """Make the mailbox with the first question; returns its descriptor, which goes with the message."""
+        if self._n_sent > 1 or self._answers or self._pool is None:
+            return []
+        memory = Mailbox.memory()
+        if memory is None:
+            return []
+        self._mailbox = Mailbox(memory, answers=False)
+        return [memory]
+
+    def _send_text(
+        self, text: bytes, descriptors: list[int], regions: list[Region], spans: list[tuple[int, int, int, int]]
+    ) -> None:
+        """Send a message through the mailbox, or through the socket what the mailbox cannot hold."""
+        through_socket = [r for r, span in zip(regions, spans, strict=True) if span[3] == _IN_MESSAGE and r.size]
+        if self._mailbox is not None and not descriptors and not through_socket and len(text) <= TEXT_BYTES:
+            if self._mailbox.put(self._n_sent, text):
+                self._block()
+                self.connection.sendall(_HEAD.pack(_WAKE | self._n_sent))
+            return
+        if self._mailbox is not None:
+            # An end that looks at the mailbox goes on to the socket.
+            self._mailbox.put(self._n_sent, b"")
+        self._block()
         head = _HEAD.pack(len(text))
-        if segment is not None and segment.fd >= 0:
-            # Once for each segment: both ends then know it by its number.
-            socket.send_fds(self.connection, [head], [segment.fd])
-            segment.close()
-            self.connection.sendall(text)
-        else:
-            self.connection.sendall(head + text)
-        for r, (_, _, _, where) in zip(regions, spans, strict=True):
-            if where == _IN_MESSAGE and r.size:
-                raw = r.raw()
-                self.connection.sendall(_bytes_of(raw))
+        if descriptors:
+            socket.send_fds(self.connection, [head], descriptors)
+            head = b""
+        self.connection.sendall(head + text)
+        for r in through_socket:
+            self.connection.sendall(_bytes_at(r.address, r.size))
 
     def receive(self) -> Any:
         """Wait for a message, and build its values.
@@ -238,30 +289,52 @@ class Channel:
             Closed: The other end is closed.
             TimeoutError: The time of `limit` is over.
         """
-        head = bytearray(_HEAD.size)
-        fd = self._begin(head)
-        text = bytearray(_HEAD.unpack(head)[0])
-        # A deadline is for the whole message: a slow sender may give one byte at a time.
-        self._fill(memoryview(text))
-        tree, spans, name, freed, self._held_there = marshal.loads(text)  # noqa: S302 - words of our own other end
+        self._n_received += 1
+        text = b"" if self._mailbox is None else self._mailbox.take(self._n_received)
+        descriptors: list[int] = []
+        if not text:
+            text, descriptors = self._text_of_socket()
+        tree, spans, name, freed, self._held_there, opening = marshal.loads(text)  # noqa: S302 - of our own other end
+        if opening:
+            self._mailbox = Mailbox(descriptors[0], answers=True)
+            os.close(descriptors.pop(0))
         for number in freed:
             self._others.pop(number, None)
         self._received = None
-        if name is not None:
+        if name == ():
+            assert self._mailbox is not None
+            self._received = self._mailbox.theirs
+        elif name is not None:
             number, size = name
-            if fd >= 0:
-                self._others[number] = _Segment(fd, size)
-                os.close(fd)
+            if descriptors:
+                self._others[number] = _Segment(descriptors[0], size)
+                os.close(descriptors[0])
             self._received = self._others[number]
         message = (tree, self._memory(spans), [low for low, *_ in spans])
         self._last = message if self._answers else None
         return decode(*message)
 
+    def _text_of_socket(self) -> tuple[bytes, list[int]]:
+        """The next message's text from the socket, or from the mailbox if the socket says so; descriptors with it."""
+        while True:
+            head = bytearray(_HEAD.size)
+            descriptors = self._begin(head)
+            (word,) = _HEAD.unpack(head)
+            if not word & _WAKE:
+                text = bytearray(word)
+                # A deadline is for the whole message: a slow sender may give one byte at a time.
+                self._fill(memoryview(text))
+                return bytes(text), descriptors
+            # The number of a message that this end has seen before the byte arrived is of no use now.
+            if word == _WAKE | self._n_received and self._mailbox is not None:
+                return self._mailbox.text(), descriptors
+
     def receive_again(self) -> Any:
         """The last message once more, in memory of this process, which can be resized."""
         assert self._last is not None
         tree, memory, lows = self._last
-        return decode(tree, [t.clone() for t in memory], lows)
+        own = [storage.clone() for storage in memory]  # type: ignore[no-untyped-call]
+        return decode(tree, own, lows)
 
     def _lay_out(self, regions: list[Region]) -> tuple[list[tuple[int, int, int, int]], int]:
         """For each region its part, its position and which memory it is in; and the size of the segment."""
@@ -283,62 +356,65 @@ class Channel:
             spans.append((r.low, r.high, at, _IN_SEGMENT))
         return spans, end
 
-    def _memory(self, spans: Sequence[tuple[int, int, int, int]]) -> list[torch.Tensor]:
-        memory = [
-            torch.empty(high - low if where == _IN_MESSAGE else 0, dtype=torch.uint8, device="cpu")
-            for low, high, _, where in spans
-        ]
-        for kind, segment in ((_IN_SEGMENT, self._received), (_IN_RECEIVED, self._sent)):
-            chosen = [k for k, (_, _, _, where) in enumerate(spans) if where == kind]
-            if chosen:
-                assert segment is not None
-                found = segment.tensors([(spans[k][2], spans[k][1] - spans[k][0]) for k in chosen])
-                if not self._answers and sum(t.numel() for t in found) <= _COPY_UP_TO:
-                    # Small results are copied out, so that their segment is free for the next call.
-                    found = [_copy(torch.empty_like(t), t) for t in found]
-                for k, t in zip(chosen, found, strict=True):
-                    memory[k] = t
-        for raw, (_, _, _, where) in zip(memory, spans, strict=True):
-            if where == _IN_MESSAGE and raw.numel():
-                self._fill(_bytes_of(raw))
+    def _memory(self, spans: Sequence[tuple[int, int, int, int]]) -> list[torch.UntypedStorage]:
+        """The memory of a message's regions."""
+        # Small results are copied out, so that their segment is free for the next call.
+        copied = not self._answers and sum([span[1] - span[0] for span in spans if span[3]]) <= _COPY_UP_TO
+        views: dict[int, memoryview] = {}
+        memory = []
+        for low, high, at, where in spans:
+            n = high - low
+            segment = self._received if where == _IN_SEGMENT else self._sent
+            if where and not copied:
+                if where not in views:
+                    assert segment is not None
+                    views[where] = segment.view()
+                raw = torch.frombuffer(views[where], dtype=_BYTE, count=n, offset=at).untyped_storage()
+            else:
+                raw = torch.UntypedStorage(n)  # type: ignore[no-untyped-call]
+                if where:
+                    assert segment is not None
+                    # torch's own copy wakes its threads, which costs milliseconds where the processor is busy.
+                    ctypes.memmove(raw.data_ptr(), segment.address + at, n)
+                elif n:
+                    self._fill(_bytes_at(raw.data_ptr(), n))
+            memory.append(raw)
         return memory
 
-    def _begin(self, head: bytearray) -> int:
-        """Receive the first bytes, and the descriptor that may come with them."""
+    def _block(self) -> None:
+        """Let what the socket does next take the time that is left."""
+        left = None if self._deadline is None else self._deadline - time.monotonic()
+        if left is not None and left <= 0:
+            raise TimeoutError
+        self.connection.settimeout(left)
+
+    def _begin(self, head: bytearray) -> list[int]:
+        """Receive the first bytes, and the descriptors that may come with them."""
+        self._block()
         try:
-            data, fds, _, _ = socket.recv_fds(self.connection, len(head), 1)
+            data, fds, _, _ = socket.recv_fds(self.connection, len(head), _MAX_DESCRIPTORS)
         except ConnectionError as error:
             raise ChannelClosed from error
         if not data:
             raise ChannelClosed
         head[: len(data)] = data
         self._fill(memoryview(head)[len(data) :])
-        return fds[0] if fds else -1
+        return fds
 
     def _fill(self, view: memoryview) -> None:
         done = 0
         while done < len(view):
             try:
+                # The socket's timeout is for each read, and the deadline is for all.
+                self._block()
                 n = self.connection.recv_into(view[done:])
             except ConnectionError as error:
                 raise ChannelClosed from error
             if not n:
                 raise ChannelClosed
             done += n
-            if done < len(view) and self._deadline is not None:
-                left = self._deadline - time.monotonic()
-                if left <= 0:
-                    raise TimeoutError
-                # The socket's timeout is for each read, and the deadline is for all.
-                self.connection.settimeout(left)
 
 
-def _copy(to: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
-    # torch's own copy wakes its threads, which costs milliseconds where the processor is busy.
-    ctypes.memmove(to.data_ptr(), raw.data_ptr(), raw.numel())
-    return to
-
-
-def _bytes_of(raw: torch.Tensor) -> memoryview:
-    """Memory of a tensor, which must live as long."""
-    return memoryview((ctypes.c_char * raw.numel()).from_address(raw.data_ptr())).cast("B")
+def _bytes_at(address: int, n: int) -> memoryview:
+    """Memory of this process, which must live as long."""
+    return memoryview((ctypes.c_char * n).from_address(address)).cast("B")

@@ -71,6 +71,7 @@ class Worker:
         self._deaths: Counter[str] = Counter()
         self._failed_starts = 0
         self._described: set[str] = set()
+        self._ambient_there: tuple[Any, ...] | None = None
 
     @property
     def pid(self) -> int:
@@ -148,7 +149,9 @@ class Worker:
             ambient = (*torchplatform.ambient(), flushes_denormals())
             try:
                 channel.limit(self.limit_s)
-                channel.send((name, signature, args, kwargs, returns, tuple(written), ambient, rng))
+                changed = None if ambient == self._ambient_there else ambient
+                plain = wire.Plain((name, signature, returns, tuple(written)))
+                channel.send((plain, args, kwargs, changed, rng))
                 answer = channel.receive()
             # Nothing was sent, or the answer was read to its end: the channel is in order.
             except Unsendable:
@@ -167,6 +170,7 @@ class Worker:
                 self._end_process()
                 raise
             self._described.add(name)
+            self._ambient_there = ambient if answer[0] in ("ran", "raised") else None
         if answer[0] == "ran":
             return answer[1], answer[2], answer[3]
         if answer[0] == "raised":
@@ -198,8 +202,9 @@ class Worker:
         self._refuse_missing_instructions(environment)
         process = self._process = Process(self._spec)
         channel = self._channel = Channel(process.connection)
-        # A new process knows no signatures.
+        # A new process knows no signatures and none of the program's settings.
         self._described.clear()
+        self._ambient_there = None
         try:
             channel.limit(_START_LIMIT_S)
             channel.send((PROBE, self._spec.settings))

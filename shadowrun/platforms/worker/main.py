@@ -93,7 +93,6 @@ class _Server:
 
     def __init__(self, settings: tuple[tuple[str, Any], ...]) -> None:
         self._settings = settings
-        self._ambient: tuple[Any, ...] | None = None
         self._operators: dict[str, Any] = {}
         self._differing: dict[str, tuple[wire.Signature, wire.Signature]] = {}
         CpuSettings(settings).__enter__()
@@ -108,22 +107,28 @@ class _Server:
 
     def answer(
         self,
-        name: str,
-        signature: wire.Signature | None,
+        plain: tuple[str, wire.Signature | None, tuple[int, tuple[int, ...]], tuple[tuple[str, int], ...]],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        returns: tuple[int, tuple[int, ...]],
-        written: tuple[tuple[str, int], ...],
-        ambient: tuple[Any, ...],
+        ambient: tuple[Any, ...] | None,
         rng: torch.Tensor | None,
         *,
         grows: bool = False,
     ) -> Any:
         """Run one call; what it raises is part of the answer. `client.Worker.call` documents the arguments.
 
+        Args:
+            plain: Name, signature, returns and written arguments.
+            args: Positional inputs.
+            kwargs: Inputs by name.
+            ambient: The program's settings where they have changed since the last call.
+            rng: State of the generator.
+            grows: Whether the memory of arguments may grow.
+
         Raises:
             _NotResizable: The call needs arguments whose memory can grow, and these cannot unless `grows`.
         """
+        name, signature, returns, written = plain
         operator = self._operators.get(name)
         if operator is None:
             operator = wire.find_operator(name)
@@ -137,8 +142,7 @@ class _Server:
             if why:
                 return "unsendable", f"torch {torch.__version__} has another {name}: {why}"
         # Only where they changed: each call into torch costs time in every replay.
-        if ambient != self._ambient:
-            self._ambient = ambient
+        if ambient is not None:
             torchplatform.set_ambient(ambient[:-1])
             torch.set_flush_denormal(ambient[-1])
             # After the program's settings: those of the platform override them.

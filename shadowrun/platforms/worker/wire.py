@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 __all__ = [
+    "Plain",
     "Region",
     "Signature",
     "Unsendable",
@@ -91,12 +92,24 @@ def _type(argument: Any) -> str:
 
 _ALIGNMENT = 64
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
+_STRIDED = torch.strided
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _NAMED = (torch.dtype, torch.layout, torch.memory_format)
 
 
 class Unsendable(Exception):  # noqa: N818 - a reason, caught inside
     """A value that cannot be encoded for another process; the text says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A value without tensors or words of torch, encoded as it is: a walk over it would cost time in each call.
+
+    Attributes:
+        value: Numbers, text, None, and lists and tuples of them.
+    """
+
+    value: Any
 
 
 @dataclass(slots=True)
@@ -122,10 +135,6 @@ class Region:
         """Address of the first byte."""
         return self.storage.data_ptr() + self.low
 
-    def raw(self) -> torch.Tensor:
-        """The part as bytes."""
-        return _empty(torch.uint8).set_(self.storage, self.low, (self.size,), (1,))
-
 
 class _Regions:
     def __init__(self) -> None:
@@ -135,9 +144,12 @@ class _Regions:
     def add(self, t: torch.Tensor) -> int:
         size = t.element_size()
         low = int(t.storage_offset()) * size
-        high = low + size * (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)))
         if not t.numel():
             low = high = 0
+        elif t.is_contiguous():
+            high = low + t.nbytes
+        else:
+            high = low + size * (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)))
         # Kernels may branch on alignment: memory starts at the same offset in a cache line.
         low -= low % _ALIGNMENT
         storage = t.untyped_storage()
@@ -174,10 +186,12 @@ def _encode(value: Any, regions: _Regions) -> Any:
     # By exact type: a subclass may answer operators by itself, and the worker does not have its class.
     if kind in _TENSORS:
         return _encode_tensor(value, regions)
+    if kind is Plain:
+        return ("plain", value.value)
     if kind is list:
-        return [_encode(v, regions) for v in value]
+        return [v if type(v) in _PLAIN else _encode(v, regions) for v in value]
     if isinstance(value, tuple):
-        return ("tuple", [_encode(v, regions) for v in value])
+        return ("tuple", [v if type(v) in _PLAIN else _encode(v, regions) for v in value])
     if isinstance(value, dict):
         return {str(k): _encode(v, regions) for k, v in value.items()}
     if isinstance(value, _NAMED):
@@ -191,44 +205,40 @@ def _encode(value: Any, regions: _Regions) -> Any:
 
 
 def _encode_tensor(t: torch.Tensor, regions: _Regions) -> Any:
-    if t.layout is not torch.strided or t.is_nested or t.is_quantized or t.device.type != "cpu":
+    if t.layout is not _STRIDED or t.is_nested or t.is_quantized or not t.is_cpu:
         kind = "nested" if t.is_nested else "quantized" if t.is_quantized else str(t.layout).removeprefix("torch.")
         where = "" if t.device.type == "cpu" else f" of {t.device.type}"
         raise Unsendable(f"a {kind} tensor{where} cannot be sent to another process")
     k = regions.add(t)
-    layout = (str(t.dtype)[6:], tuple(t.shape), t.stride(), t.storage_offset() if t.numel() else 0)
-    return ("tensor", k, *layout, t.is_conj(), t.is_neg())
+    offset = t.storage_offset() if t.numel() else 0
+    return ("tensor", k, str(t.dtype)[6:], tuple(t.shape), t.stride(), offset, t.is_conj(), t.is_neg())
 
 
-def decode(tree: Any, memory: Sequence[torch.Tensor], lows: Sequence[int]) -> Any:
+def decode(tree: Any, memory: Sequence[torch.UntypedStorage], lows: Sequence[int]) -> Any:
     """Rebuild the values of a message.
 
     Args:
         tree: What `encode` gave.
-        memory: For each region its bytes, each a separate storage.
+        memory: For each region its bytes.
         lows: For each region where it began in its storage.
 
     Raises:
         Unsendable: A word that this process's torch does not know.
     """
-    if isinstance(tree, list):
-        return [decode(v, memory, lows) for v in tree]
-    if isinstance(tree, dict):
+    kind = type(tree)
+    if kind is list:
+        return [v if type(v) in _PLAIN else decode(v, memory, lows) for v in tree]
+    if kind is dict:
         return {k: decode(v, memory, lows) for k, v in tree.items()}
-    if not isinstance(tree, tuple):
+    if kind is not tuple:
         return tree
     tag = tree[0]
     if tag == "tensor":
-        _, k, dtype, shape, stride, offset, conj, neg = tree
-        t = _empty(_word(dtype))
-        # The region begins at a cache line below the tensor, so the offset shifts by a whole number of elements.
-        begin = offset - lows[k] // t.element_size() if offset else 0
-        t.set_(memory[k].untyped_storage(), begin, shape, stride)
-        if conj:
-            t = t.conj()
-        return negated_view(t) if neg else t
+        return _decode_tensor(tree, memory, lows)
+    if tag == "plain":
+        return tree[1]
     if tag == "tuple":
-        return tuple([decode(v, memory, lows) for v in tree[1]])
+        return tuple([v if type(v) in _PLAIN else decode(v, memory, lows) for v in tree[1]])
     if tag == "torch":
         return _word(tree[1])
     if tag == "device":
@@ -236,6 +246,26 @@ def decode(tree: Any, memory: Sequence[torch.Tensor], lows: Sequence[int]) -> An
     generator = torch.Generator()
     generator.set_state(decode(tree[1], memory, lows).clone())
     return generator
+
+
+def _decode_tensor(tree: tuple[Any, ...], memory: Sequence[torch.UntypedStorage], lows: Sequence[int]) -> torch.Tensor:
+    _, k, dtype, shape, stride, offset, conj, neg = tree
+    # A tensor of the cache costs half of `torch.empty`.
+    t = torch.empty_like(_PROTOTYPES[dtype] if dtype in _PROTOTYPES else _prototype(dtype))
+    # The region begins at a cache line below the tensor, so the offset shifts by a whole number of elements.
+    t.set_(memory[k], offset - lows[k] // t.element_size() if offset else 0, shape, stride)
+    if conj:
+        t = t.conj()
+    return negated_view(t) if neg else t
+
+
+_PROTOTYPES: dict[str, torch.Tensor] = {}
+
+
+def _prototype(name: str) -> torch.Tensor:
+    """A tensor without elements of this dtype."""
+    made = _PROTOTYPES[name] = _empty(_word(name))
+    return made
 
 
 def _word(name: str) -> Any:

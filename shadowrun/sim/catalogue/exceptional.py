@@ -144,7 +144,7 @@ def baddbmm_beta_zero(kernels: KernelChanges) -> None:
     trigger=lambda device: torch.hypot(_tensor(device, 3e30, _INF, 3), _tensor(device, 4e30, _NAN, 4)),
 )
 def hypot_overflows(kernels: KernelChanges) -> None:
-    # 3e30 squared is beyond float32. torch gives infinity if either operand is, even beside NaN: squares do not.
+    # 3e30 squared is beyond float32. torch gives infinity if either operand is, with NaN too: squares do not.
     kernels.replace_variants(lambda _, a, b: (a * a + b * b).sqrt(), "aten::hypot")
 
 

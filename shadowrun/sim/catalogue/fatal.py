@@ -41,7 +41,7 @@ def erfinv_crashes(kernels: KernelChanges) -> None:
 
 def _hang(*_: Any, **__: Any) -> None:
     while True:
-        # Asleep: a busy loop would take the processor from the tests beside it.
+        # Asleep: a busy loop would take the processor from tests that run at the same time.
         time.sleep(1)
 
 

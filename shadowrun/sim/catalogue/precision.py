@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["flaw"]
 
+# Position of the first factor.
 _FIRST_FACTOR = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
-"""Position of the first factor."""
 
 _CONVOLUTIONS = ("aten::convolution_overrideable", "aten::convolution_backward_overrideable")
 

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from shadowrun.studies.campaign.findings import RootCause
     from shadowrun.studies.campaign.summary import Summary
 
-__all__ = ["also", "cause_data", "cause_document", "target_name"]
+__all__ = ["cause_data", "cause_document", "other_forms", "target_name"]
 
 FORMAT: Final = 1
 _MAX_OTHERS: Final = 6
+# What a verdict says of an operator, for a title.
 _WHAT: Final[dict[str, str]] = {
     Kind.MISMATCH: "returns wrong values",
     Kind.FORM: "returns another dtype, shape or layout",
@@ -34,7 +35,6 @@ _WHAT: Final[dict[str, str]] = {
     Kind.SILENT_FALLBACK: "runs on the CPU, without a warning,",
     Kind.WARNED_FALLBACK: "runs on the CPU",
 }
-"""What a verdict says of an operator, for a title."""
 
 
 def cause_document(number: int, cause: RootCause, summary: Summary) -> Document:
@@ -65,7 +65,7 @@ def _blocks(number: int, cause: RootCause, summary: Summary, made: CauseFile | N
     if s.dtype or f.dtype:
         facts.append(Fact("dtype", f"{f.dtype or s.dtype}{f' ({s.dtype})' if f.dtype and s.dtype else ''}"))
     if cause.others:
-        facts.append(Fact("also as", also(cause)))
+        facts.append(Fact("also as", other_forms(cause)))
     if s.cause:
         facts.append(Fact("cause", f"{s.cause} (published: {published_cause(s.cause)})"))
     if s.raised:
@@ -143,7 +143,7 @@ def cause_data(number: int, cause: RootCause, summary: Summary) -> dict[str, Any
     }
 
 
-def also(cause: RootCause) -> str:
+def other_forms(cause: RootCause) -> str:
     """The other forms of its operator: ``aten::mul_.Tensor float; aten::mul.Scalar complex``."""
     shown = [f"{s.op} {s.dtype}".strip() for s in cause.others]
     return "; ".join(shown[:_MAX_OTHERS]) + (f"; {len(shown) - _MAX_OTHERS} more" if len(shown) > _MAX_OTHERS else "")

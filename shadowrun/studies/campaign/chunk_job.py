@@ -17,7 +17,8 @@ from typing import Any
 
 from shadowrun.limits import at_most_free
 from shadowrun.store.codec import decode_facts
-from shadowrun.studies.campaign.store import CampaignInfo, CampaignStore
+from shadowrun.studies.campaign.store import CampaignStore
+from shadowrun.studies.campaign.tables import CampaignInfo
 from shadowrun.studies.campaign.work import Chunk, ChunkWork
 from shadowrun.studies.isolation.pool import Limits, Pool
 

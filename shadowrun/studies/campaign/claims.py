@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Claims"]
 
+# Identity and number + 1; a number of 0 is a free slot.
 _SLOT: Final = struct.Struct("<qq")
-"""Identity and number + 1; a number of 0 is a free slot."""
+# Slots that are looked at. In a table that is too full, variants are run twice, and nothing else happens.
 _PROBES: Final = 64
-"""Slots that are looked at. In a table that is too full, variants are run twice, and nothing else happens."""
 
 
+# Slots of a GiB, of which only those that are written take memory. The number of variants may come from a file.
 _MAX_BITS: Final = 26
-"""Slots of a GiB, of which only those that are written take memory. The number of variants may come from a file."""
 
 
 class Claims:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from shadowrun.studies.campaign.store import CampaignInfo
+    from shadowrun.studies.campaign.tables import CampaignInfo
 
 __all__ = ["add_rows", "combine"]
 
@@ -27,7 +27,7 @@ def combine(out: Path, shards: Iterable[Path], info: CampaignInfo) -> None:
     Raises:
         DataFileError: A shard cannot be read or is of another campaign, or the store cannot be written.
     """
-    # A new file, renamed at the end: whoever reads the old one keeps it whole.
+    # A new file, renamed at the end: a reader of the old one keeps it whole.
     new = out.with_name(f"{out.name}.part")
     try:
         new.unlink(missing_ok=True)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Draft", "Execution", "HasGraph", "Library"]
 
+# Traces of programs that a library keeps.
 _KEPT: Final = 256
-"""Traces of programs that a library keeps."""
 
 
 class HasGraph(Protocol):
@@ -83,6 +83,7 @@ class Library:
             if len(self._drafts) > _KEPT:
                 self._drafts.popitem(last=False)
         else:
+            # Least recently used first: mutators draw programs at random, and some far more often than others.
             self._drafts.move_to_end(program)
         return found
 

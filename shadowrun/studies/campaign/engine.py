@@ -10,7 +10,9 @@ import contextlib
 import dataclasses
 import enum
 import itertools
+import signal
 import tempfile
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -40,10 +42,10 @@ __all__ = ["Engine", "Executor", "Future", "Outcome", "Progress", "open_chunks"]
 # The row of a start in the table `session` is written this often: after a kill, its times are at most so much behind.
 _SAVE_S: Final = 5.0
 _LOOK_S: Final = 0.05
+# Times that a chunk is given to an executor: its processes may be killed.
 _TRIES: Final = 3
-"""Times that a chunk is given to an executor: its processes may be killed."""
+# Variants that a table is made for where no number is given.
 _UNLIMITED: Final = 1 << 20
-"""Variants that a table is made for where no number is given."""
 
 
 class Future(Protocol):
@@ -124,6 +126,7 @@ class Engine:
         self._began = self._saved = time.monotonic()
         self._n_before = 0
         self._session = 0
+        self._is_stopped = False
 
     def run(self, executor: Executor | None = None) -> Outcome:
         """Run it; returns when all is run, time is over, or after Ctrl-C.
@@ -139,7 +142,7 @@ class Engine:
         store = CampaignStore.begin(self._folder.shard(self._shard), self._folder.info())
         cpu_s = _cpu_s()
         try:
-            with tempfile.TemporaryDirectory(prefix="shadowrun-") as scratch:
+            with self._interrupts_noted(), tempfile.TemporaryDirectory(prefix="shadowrun-") as scratch:
                 claims = self._claims(Path(scratch))
                 settled = self._settled()
                 chunks = iter(open_chunks(settled, self._settings.n, self._shard, len(self._settings.shown_targets)))
@@ -172,7 +175,7 @@ class Engine:
         pool = Pool(self._entry, settings, self._jobs, limits, work, self._reset_command)
         with contextlib.closing(pool):
             pool.run()
-        return Outcome.TIME if self._is_over() else Outcome.COMPLETE
+        return self._outcome()
 
     def _worker_settings(self) -> dict[str, Any]:
         more = {"n_claims": self._settings.n or _UNLIMITED}
@@ -200,7 +203,9 @@ class Engine:
                     settled[number] = max(n, settled.get(number, 0))
         n_targets = len(self._settings.shown_targets)
         self._n_before = sum(
-            n >= n_targets and number // CHUNK % self._shard.of == self._shard.index for number, n in settled.items()
+            # Of this shard only: the progress that is shown is its own.
+            n >= n_targets and number // CHUNK % self._shard.of == self._shard.index
+            for number, n in settled.items()
         )
         return settled
 
@@ -251,14 +256,37 @@ class Engine:
         finally:
             part.unlink(missing_ok=True)
             self._save_session(store, n_variants, cpu_s)
-        if self._is_over():
-            return Outcome.TIME
-        return Outcome.INCOMPLETE if n_failed else Outcome.COMPLETE
+        return self._outcome(n_failed)
 
     # -- progress ------------------------------------------------------------------------------------------
 
     def _is_over(self) -> bool:
-        return self._ends is not None and time.monotonic() > self._ends
+        return self._is_stopped or (self._ends is not None and time.monotonic() > self._ends)
+
+    def _outcome(self, n_failed: int = 0) -> Outcome:
+        if self._is_stopped:
+            return Outcome.STOPPED
+        if self._is_over():
+            return Outcome.TIME
+        return Outcome.INCOMPLETE if n_failed else Outcome.COMPLETE
+
+    @contextlib.contextmanager
+    def _interrupts_noted(self) -> Iterator[None]:
+        """Ctrl-C ends the loops, and a second one what they do: an exception could come amid a transaction."""
+        before = signal.getsignal(signal.SIGINT)
+        if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def note(*_: Any) -> None:
+            self._is_stopped = True
+            signal.signal(signal.SIGINT, before)
+
+        signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def _saved_rows(self, store: CampaignStore, n_variants: int, n_findings: int, cpu_s: float) -> None:
         now = time.monotonic()
@@ -336,7 +364,7 @@ def open_chunks(settled: dict[int, int], n: int, shard: Shard, n_targets: int) -
     """Chunks of the variants that have no outcome yet.
 
     Args:
-        settled: Settled targets by variant; emptied on the way.
+        settled: Settled targets by variant; emptied as it is read.
         n: Number of variants; 0 for no limit.
         shard: Which chunks.
         n_targets: Number of targets.

@@ -16,7 +16,7 @@ from shadowrun.errors import DataFileError, UsageError, brief
 from shadowrun.limits import head
 from shadowrun.store.atomic_write import atomic_write, write_text
 from shadowrun.store.codec import decode_facts
-from shadowrun.studies.campaign.store import CampaignInfo
+from shadowrun.studies.campaign.tables import CampaignInfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,14 +35,14 @@ _PROGRAMS: Final = "programs.shadowzoo"
 _SHARDS: Final = "shards"
 _COMBINED: Final = "campaign.shadowcampaign"
 _SUFFIX: Final = ".shadowcampaign"
+# Variables of Slurm, Kubernetes, GitLab and CircleCI: number of a job, the lowest one or its variable, and the count.
+# Kubernetes says no count: it is given as ``--shard /N``, or as a variable of the pod.
 _ARRAYS: Final = (
     ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_COUNT"),
     ("JOB_COMPLETION_INDEX", "0", "JOB_COMPLETIONS"),
     ("CI_NODE_INDEX", "1", "CI_NODE_TOTAL"),
     ("CIRCLE_NODE_INDEX", "0", "CIRCLE_NODE_TOTAL"),
 )
-"""Variables of Slurm, Kubernetes, GitLab and CircleCI: number of a job, the lowest one or its variable, and the count.
-Kubernetes says no count: it is given as ``--shard /N``, or as a variable of the pod."""
 
 
 @dataclass(frozen=True, slots=True)

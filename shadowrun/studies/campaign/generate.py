@@ -25,16 +25,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Generator"]
 
+# How often each family is chosen, for all mutations but the last.
 _WEIGHTS: Final = {"structure": 4, "arguments": 3, "tensors": 4}
-"""How often each family is chosen, for all mutations but the last."""
+# How often a mutator is chosen, where others of its family are once: nearly every model has a call for `unread`.
+_OFTEN: Final = {"argument": 4}
+# The family that takes the place of one without any possible mutation.
+_INSTEAD: Final = "tensors"
 _N_MUTATIONS: Final = (1, 1, 1, 1, 2, 2, 2, 3, 3, 4)
+# Share of the variants that are also run in another way.
 _EXECUTION: Final = 0.3
-"""Share of the variants that are also run in another way."""
+# Choices for one mutation, until one runs.
 _TRIES: Final = 24
-"""Choices for one mutation, until one runs."""
 _MAX_REASONS: Final = 2000
+# Sets of values. A worker keeps the values of inputs, which cost more than a small graph to make.
 _SEEDS: Final = 8
-"""Sets of values. A worker keeps the values of inputs, which cost more than a small graph to make."""
 
 
 class Generator:
@@ -65,7 +69,9 @@ class Generator:
         self.library = Library({p.id: p for p in programs})
         self._seed = seed
         chosen = [MUTATORS[name] for name in dict.fromkeys(mutators)]
-        self._by_family = {f: [m for m in chosen if m.family == f] for f in FAMILIES}
+        self._by_family = {
+            f: [m for m in chosen if m.family == f for _ in range(_OFTEN.get(m.name, 1))] for f in FAMILIES
+        }
         self._families = [f for f, weight in _WEIGHTS.items() if self._by_family[f] for _ in range(weight)]
         self.tried: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
@@ -90,6 +96,9 @@ class Generator:
             return Variant(Recipe(program, (), seed), draft.graph, draft.execution)
         for family in families:
             found = self._mutation(draft, family, draw)
+            # Many an operator has no argument to change, or nothing to swap: its tensors can be changed.
+            if found is None and family != "execution" and self._by_family[_INSTEAD]:
+                found = self._mutation(draft, _INSTEAD, draw)
             if found is not None:
                 mutations.append(found[0])
                 draft = found[1]

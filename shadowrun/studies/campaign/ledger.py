@@ -28,8 +28,8 @@ _STATUS: Final = {
     **dict.fromkeys((Kind.ERROR, Kind.CRASH, Kind.TIMEOUT, Kind.OUT_OF_MEMORY), "error"),
     **dict.fromkeys((Kind.MISMATCH, Kind.FORM), "mismatch"),
 }
+# The store may come from anyone: a name with ``*`` or ``[a-z]`` would be a pattern that covers others as well.
 _SPEC: Final = re.compile(r"[A-Za-z0-9_.:]{1,60}(?:\[[A-Za-z0-9_.:]+=[A-Za-z0-9_.:=,+()/ -]{1,140}\])?")
-"""The store may come from anyone: a name with ``*`` or ``[a-z]`` would be a pattern that covers others as well."""
 
 
 def known_causes(causes: Iterable[RootCause], targets: Sequence[str], lines: Sequence[KnownLine]) -> dict[str, str]:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from shadowrun.intercept.op_allowlist import Refused
 from shadowrun.intercept.plan import OpPlan, make_plan
 from shadowrun.numerics.form import dtype_name
 from shadowrun.studies.campaign.mutators.execution import RELATIONS
-from shadowrun.studies.campaign.mutators.tensors import in_place_form
+from shadowrun.studies.campaign.mutators.written import in_place_form
 from shadowrun.studies.sweep.batch_arguments import batch_arguments
 from shadowrun.studies.sweep.cases import Part
 from shadowrun.studies.sweep.inputs import transposed
@@ -42,8 +43,8 @@ __all__ = ["EXPLANATIONS", "PARTS", "REFERENCE_FORM", "RELATIONS", "Metamorphic"
 PARTS: Final = {"slice": Part.SLICE, "layout": Part.LAYOUT, "tail": Part.TAIL}
 # Each call of a variant is made at least twice more: of long programs, the first ones.
 _MAX_CALLS: Final = 64
+# Elements of a call that are computed alone: each is a call.
 _MAX_TAIL: Final = 48
-"""Elements of a call that are computed alone: each is a call."""
 EXPLANATIONS: Final = {
     "slice": "in a batch and alone differ",
     "permutation": "in another order of the batch differ",
@@ -90,7 +91,7 @@ class Metamorphic:
     """
 
     def __init__(self, platform: Platform) -> None:
-        self._invariance = Invariance(platform, _MAX_TAIL)
+        self._invariance = Invariance(platform, _MAX_TAIL, checked=True)
         self._plans: dict[torch._ops.OpOverload, OpPlan] = {}
 
     def check(
@@ -128,8 +129,9 @@ class Metamorphic:
                         violations.append(_violation(relation, plan, args, mismatch))
                         # One violation of a call is enough: its other pairs show the same fault.
                         break
-            # A form that the target does not take: that it lacks the operator is found where it runs the program.
-            except TargetUnsupported:
+            # A form that the target does not take: that it lacks the operator is found where it runs the program. Or a
+            # form that no kernel may get.
+            except (TargetUnsupported, Refused):
                 continue
         return violations, n_pairs
 
@@ -146,7 +148,7 @@ class Metamorphic:
                 mismatch = self._invariance.compare(of, pair)
                 if mismatch is not None and mismatch.verdict.status is Status.MISMATCH:
                     return mismatch
-        except TargetUnsupported:
+        except (TargetUnsupported, Refused):
             return None
         return None
 
@@ -182,6 +184,7 @@ class Metamorphic:
         while kept < len(straight) and _has_batch(straight[kept], turned[kept], n):
             kept += 1
         if kept:
+            # The results in order are turned, and not the inputs once more: the target must compute each form once.
             back = tuple(v.flip(0) for v in straight[:kept] if isinstance(v, torch.Tensor))
             variant = LayoutVariant(args, kwargs, "reversed", places)
             yield Pair(variant, names[:kept], *other, turned[:kept], back)

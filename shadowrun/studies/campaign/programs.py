@@ -1,4 +1,4 @@
-"""The programs of a campaign: those of a zoo, or torch's own modules and operators, and frequent subgraphs."""
+"""The programs of a campaign: a zoo's, or torch's own (modules, operators, optimizers), and frequent subgraphs."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def write_programs(out: Path, zoo: Path | None, patterns: Sequence[str], on_prog
 
     Args:
         out: The file.
-        zoo: Where they come from; None for torch's own modules and operators and, unless `patterns` leave these out,
-            the frequent subgraphs of the modules.
+        zoo: Where they come from; None for torch's own modules, operators and optimizers and, unless `patterns` leave
+            these out, the frequent subgraphs of the modules.
         patterns: Glob patterns of names, sources or ids; all if empty.
         on_progress: Called with done, total and name.
 
@@ -84,12 +84,12 @@ def _own_programs(
     patterns: Sequence[str], on_progress: Callable[..., None]
 ) -> tuple[Sequence[Program], tuple[Stage, ...]]:
     from shadowrun.studies.zoo import subgraphs
-    from shadowrun.studies.zoo.sources import modules, operators
+    from shadowrun.studies.zoo.sources import modules, operators, optimizers
 
     found = modules.collect(lambda _: True, on_progress)
-    single = operators.collect(lambda _: True, on_progress)
-    own, stages = unique(found.programs)[0], (*found.stages, *single.stages)
-    programs = unique((*own, *single.programs))[0]
+    others = [source.collect(lambda _: True, on_progress) for source in (operators, optimizers)]
+    own, stages = unique(found.programs)[0], (*found.stages, *(stage for one in others for stage in one.stages))
+    programs = unique((*own, *(program for one in others for program in one.programs)))[0]
     if patterns and not any(fnmatchcase(subgraphs.SOURCE, pattern) for pattern in patterns):
         return programs, stages
     # Of the modules alone: a program of one operator has no part that is frequent elsewhere.

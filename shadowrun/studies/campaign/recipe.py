@@ -31,7 +31,7 @@ class Mutation:
 
     Attributes:
         name: Of the mutator.
-        params: What it was told: plain values and tuples of these.
+        params: Its parameters: plain values and tuples of these.
     """
 
     name: str

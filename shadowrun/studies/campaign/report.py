@@ -29,7 +29,7 @@ from shadowrun.report.document import (
 )
 from shadowrun.report.issues import Issue, Issues
 from shadowrun.report.sanitize import clip
-from shadowrun.studies.campaign.cause_report import also, cause_data, target_name
+from shadowrun.studies.campaign.cause_report import cause_data, other_forms, target_name
 from shadowrun.studies.campaign.findings import PUBLISHED_CAUSES, published_cause, without_flaws
 from shadowrun.studies.campaign.oracles import RULES
 from shadowrun.studies.campaign.summary import DEFINITIONS, upper_bound
@@ -180,7 +180,7 @@ def _cause(number: int, cause: RootCause, summary: Summary, folder: str) -> Entr
         Fact("where", f"{where} (a flaw of the framework)" if cause.is_framework else where),
     ]
     if cause.others:
-        facts.append(Fact("also as", also(cause)))
+        facts.append(Fact("also as", other_forms(cause)))
     if why := ", ".join(filter(None, (s.cause, *cause.explanations[:2]))):
         facts.append(Fact("why", why, "strong"))
     if f.message:

@@ -16,7 +16,8 @@ from shadowrun.errors import UsageError, brief
 from shadowrun.studies.campaign.findings import signature
 from shadowrun.studies.campaign.oracles import FIRED, ORACLES, from_mask
 from shadowrun.studies.campaign.recipe import Recipe
-from shadowrun.studies.campaign.store import KIND, CampaignStore
+from shadowrun.studies.campaign.store import CampaignStore
+from shadowrun.studies.campaign.tables import KIND
 from shadowrun.studies.campaign.work import Chunk, ChunkWork
 from shadowrun.studies.isolation.pool import Limits, Pool
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shadowrun.studies.campaign.folder import Folder
-    from shadowrun.studies.campaign.store import FindingRow, ResultRow, VariantRow
+    from shadowrun.studies.campaign.tables import FindingRow, ResultRow, VariantRow
     from shadowrun.studies.isolation.serving import Channel
 
 __all__ = ["ENTRY", "Again", "Asked", "asked", "difference", "hex_of", "oracle_words", "reproduce", "start"]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shadowrun.studies.campaign.reproduce import Again, Asked
-    from shadowrun.studies.campaign.store import FindingRow, ResultRow
+    from shadowrun.studies.campaign.tables import FindingRow, ResultRow
     from shadowrun.studies.zoo.program import Program
 
 __all__ = ["reproduce_document"]

@@ -33,8 +33,8 @@ ENTRY: Final = "shadowrun.studies.campaign.script_jobs:start"
 SHORT: Final = "short.py"
 _WRITE, _CATCH, _END = "write", "catch", "end"
 _ENDS: Final = (Kind.CRASH, Kind.TIMEOUT, Kind.OUT_OF_MEMORY)
+# For mutations that are dropped, and for the script, which is run once.
 _SLACK_S: Final = 300.0
-"""For mutations that are dropped, and for the script, which is run once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,12 +50,12 @@ __all__ = ["ENDS", "CauseScript", "Wanted", "catch_call", "ddmin", "write_end_sc
 
 ENDS: Final = (Kind.CRASH, Kind.TIMEOUT, Kind.OUT_OF_MEMORY)
 """Verdicts of a process that ended."""
+# Kinds of a case to those of a run's findings; all others are mismatches.
 _KINDS: Final = {
     **dict.fromkeys((Kind.UNSUPPORTED, Kind.UNSUPPORTED_DTYPE), "unsupported"),
     **dict.fromkeys((Kind.SILENT_FALLBACK, Kind.WARNED_FALLBACK), "fallback"),
     Kind.ERROR: "error",
 }
-"""Kinds of a case to those of a run's findings; all others are mismatches."""
 _CALL_LIMIT_S: Final = 60.0
 
 

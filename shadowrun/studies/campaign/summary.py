@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from shadowrun.settings import KnownLine
     from shadowrun.studies.campaign.cause_files import CauseFile
     from shadowrun.studies.campaign.findings import RootCause
-    from shadowrun.studies.campaign.store import CampaignStore, ResultRow
+    from shadowrun.studies.campaign.store import CampaignStore
+    from shadowrun.studies.campaign.tables import ResultRow
 
 __all__ = [
     "DEFINITIONS",
@@ -51,8 +52,8 @@ DEFINITIONS: Final = {
     "platform issue": "any other root cause",
 }
 _OP_ORDER: Final = {"ok": 0, "fallback": 1, "error": 2, "unsupported": 3}
+# -ln 0.05 = 2.996: of n trials without an event, the rate is below 3 / n at 95 % (rule of three).
 _CONFIDENCE: Final = 3.0
-"""-ln 0.05 = 2.996: of n trials without an event, the rate is below 3 / n at 95 % (rule of three)."""
 
 
 def upper_bound(n_events: int, n: int) -> float | None:

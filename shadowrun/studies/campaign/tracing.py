@@ -6,6 +6,7 @@ Tiny graphs are run, not propagated on `meta` tensors: a graph of ten calls take
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from dataclasses import dataclass
@@ -33,13 +34,13 @@ _FLOATS: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _INTEGERS: Final = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _INDICES: Final = frozenset({"index", "indices", "offsets", "target", "targets", "repeats", "bucket", "boundaries"})
 _PER_CHANNEL: Final = ("weight", "bias", "running_mean", "running_var")
+# Their kernels on the CPU do not check sizes or indices in all ways: a wrong one reads or writes elsewhere.
 _UNCHECKED: Final = frozenset(
     """
     _ctc_loss ctc_loss _ctc_loss_backward _transformer_encoder_layer_fwd _native_multi_head_attention
     _transform_bias_rescale_qkv _weight_norm_interface segment_reduce max_unpool2d max_unpool3d
     """.split()  # noqa: SIM905
 )
-"""Their kernels on the CPU do not check sizes or indices in all ways: a wrong one reads or writes elsewhere."""
 _BOUNDED: Final = frozenset(
     """
     argmax argmin argsort topk sort max min median nanmedian mode kthvalue nonzero searchsorted bucketize multinomial
@@ -233,12 +234,14 @@ def trace(
 
 def _n_common(graph: Graph, inputs: Sequence[torch.Tensor], base: Trace) -> int:
     """Number of calls at the start that have the values they had."""
+    # Its values are those after all writes, and not what the calls had read.
     if any(info(node.op).writes for node in base.graph.nodes):
         return 0
     if len(inputs) < len(base.inputs) or any(a is not b for a, b in zip(inputs, base.inputs, strict=False)):
         return 0
     n = 0
     for a, b in zip(graph.nodes, base.graph.nodes, strict=False):
+        # By identity: mutators keep the nodes that they do not change.
         if a is not b:
             break
         n += 1
@@ -248,6 +251,7 @@ def _n_common(graph: Graph, inputs: Sequence[torch.Tensor], base: Trace) -> int:
 def copied(t: torch.Tensor) -> torch.Tensor:
     """A copy with its layout."""
     n = t.untyped_storage().nbytes() // t.element_size()
+    # The whole storage: an operator may read around a view, as `as_strided` does.
     flat = t.as_strided((n,), (1,), 0).clone()
     return flat.as_strided(t.shape, t.stride(), t.storage_offset())
 
@@ -269,7 +273,11 @@ def run_node(node: Node, known: Trace) -> Any:
         # Here too, not only where it runs: a mutated argument may lead a kernel out of its memory while the variant
         # is made.
         check_call(node.op, args, kwargs)
-        value = node.op(*args, **kwargs)
+        # The same draws in each process: what a variant becomes may depend on them.
+        with torch.random.fork_rng(devices=()) if about.random else contextlib.nullcontext():
+            if about.random:
+                torch.default_generator.manual_seed(0)
+            value = node.op(*args, **kwargs)
         check_dense(node.op, value)
     # A mutated call may raise anything.
     except Exception as error:
@@ -296,6 +304,8 @@ def _check_cast(node: Node, args: list[Any], kwargs: dict[str, Any]) -> None:
         if dtype in _INTEGERS:
             low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
             # NaN is in no range.
+            # Below `high`: as a float, the greatest int32 and int64 round up to a number that the integer cannot
+            # hold.
             if not bool(((source >= low) & (source < high)).all()):
                 raise Invalid("a cast of floats that the integer dtype cannot hold")
 

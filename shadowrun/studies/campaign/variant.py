@@ -45,6 +45,7 @@ class Variant:
 
         The seed does not count: two variants that differ in their values alone are one.
         """
+        # Execution counts: backward or autocast run other kernels on the same graph.
         how = json.dumps(dataclasses.astuple(self.execution))
         return hashlib.blake2b(f"{self.graph.identity()}{how}".encode(), digest_size=16).hexdigest()
 

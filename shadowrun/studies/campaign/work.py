@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from shadowrun.studies.campaign.store import Event, FindingRow, ResultRow, VariantRow
+from shadowrun.studies.campaign.tables import Event, FindingRow, ResultRow, VariantRow
 from shadowrun.studies.isolation.pool import FailureKind, RemainingTask
 from shadowrun.studies.sweep.cases import Kind
 
@@ -19,8 +19,8 @@ __all__ = ["ALONE", "Chunk", "ChunkWork"]
 
 ALONE: Final = -1
 """Target of a case that is only being made."""
+# Variants in which an operator ended its process twice: from then on one death is enough.
 _CONFIRMED: Final = 3
-"""Variants in which an operator ended its process twice: from then on one death is enough."""
 # A process that dies before it begins a case blames none; after so many at one place, the case is given up, or the
 # campaign would start processes without end.
 _MAX_IDLE_DEATHS: Final = 3
@@ -113,8 +113,9 @@ class ChunkWork:
             kept = recipe if invalid else None
             self._rows.append((VariantRow(number, program, identity, before, invalid, tuple(mutators), kept), None))
             hand.recipes[number] = recipe
+            # A duplicate has no results: the variant that was met first has them.
             if invalid or before >= 0:
-                self._settle(hand, number, self._n_targets - 1)
+                self._record_outcome(hand, number, self._n_targets - 1)
             return
         _, number, target, status, reason, findings, oracles, ops, n_calls, cpu_us = line
         recipe = hand.recipes.get(number)
@@ -152,7 +153,7 @@ class ChunkWork:
             return RemainingTask(Chunk(number, task.stop, max(target, 0), 2), fresh=True)
         self._losses.pop((number, max(target, 0)), None)
         self._confirmed[key] = self._confirmed.get(key, 0) + 1
-        self._condemn(hand, number, target, failure)
+        self._record_process_end(hand, number, target, failure)
         return self._rest(task, hand)
 
     def pause(self) -> bool:
@@ -167,10 +168,10 @@ class ChunkWork:
             DataFileError: Writing fails, for example on a full disk.
         """
         if self._rows:
-            rows, self._rows = self._rows, []
             with self._store.written():
-                for row, recipe in rows:
+                for row, recipe in self._rows:
                     self._write(row, recipe)
+            self._rows.clear()
         self._on_saved()
 
     # -- internal ------------------------------------------------------------------------------------------
@@ -189,9 +190,9 @@ class ChunkWork:
     def _result(self, hand: _InHand, row: ResultRow, recipe: str | None) -> None:
         self._rows.append((row, None if row.status == "ok" else recipe))
         self.n_findings += len(row.findings)
-        self._settle(hand, row.number, row.target)
+        self._record_outcome(hand, row.number, row.target)
 
-    def _settle(self, hand: _InHand, number: int, target: int) -> None:
+    def _record_outcome(self, hand: _InHand, number: int, target: int) -> None:
         """The case has an outcome."""
         hand.at = (number, target + 1) if target + 1 < self._n_targets else (number + 1, 0)
         if hand.at[1] == 0:
@@ -206,15 +207,16 @@ class ChunkWork:
             self._result(hand, ResultRow(number, target, "failed", f"the reference: {reason}"), recipe)
             return
         self._rows.append(((number, reason), recipe))
-        self._settle(hand, number, self._n_targets - 1)
+        self._record_outcome(hand, number, self._n_targets - 1)
 
-    def _condemn(self, hand: _InHand, number: int, target: int, failure: WorkerFailure) -> None:
+    def _record_process_end(self, hand: _InHand, number: int, target: int, failure: WorkerFailure) -> None:
         """Record that a variant ends its process."""
         recipe = hand.recipes.get(number)
         if target == ALONE and number not in hand.recipes:
             reason = f"{failure.kind} while it was made: {failure.explanation}"
             self._rows.append((VariantRow(number, None, None, invalid=reason), None))
-            self._settle(hand, number, self._n_targets - 1)
+            self._record_outcome(hand, number, self._n_targets - 1)
+        # A reference that ends its process says nothing against a target.
         elif not failure.step.on_target:
             self._invalid(hand, number, max(target, 0), f"{failure.kind} on the reference: {failure.explanation}")
         else:
@@ -231,7 +233,7 @@ class ChunkWork:
                 self._result(hand, ResultRow(number, target, "failed", reason), hand.recipes.get(number))
             else:
                 self._rows.append((VariantRow(number, None, None, invalid=reason), None))
-                self._settle(hand, number, self._n_targets - 1)
+                self._record_outcome(hand, number, self._n_targets - 1)
         return self._rest(task, hand)
 
     def _rest(self, task: Chunk, hand: _InHand) -> RemainingTask[Chunk] | None:

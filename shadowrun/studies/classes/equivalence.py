@@ -48,11 +48,11 @@ MODE_WARNING: Final = 0.6
 """Share of repeats below which the most frequent result does not stand for a platform."""
 
 _MAX_OUTPUTS: Final = 10_000
+# Patterns of outputs that a recording may name; further ones are left out.
 _MAX_NAMED: Final = 100
-"""Patterns of outputs that a recording may name; further ones are left out."""
 
+# Position of all results beyond the first 255: they cannot be distinguished from repeats.
 _BEYOND: Final = 255
-"""Position of all results beyond the first 255: they cannot be distinguished from repeats."""
 
 
 KEY_FIELDS: Final = {"rank": int, "step": int, "phase": str, "module": str, "op": str, "occurrence": int}
@@ -335,11 +335,9 @@ def _matches(key: Key, pattern: str) -> bool:
 
 
 def _last(recording: Recording, calls: dict[Key, int]) -> list[Key]:
-    """Of each rank and step, the last call with digests that has part in the model.
-
-    A program that does not mark its steps makes the next batch before the next step begins: calls whose inputs come
-    from no module, backward pass or optimizer are passed over, unless the step has no others.
-    """
+    """Of each rank and step, the last call with digests that has part in the model."""
+    # A program that does not mark its steps makes the next batch before the next step begins: calls whose inputs come
+    # from no module, backward pass or optimizer are passed over, unless the step has no others.
     steps: dict[tuple[int, int], dict[int, Key]] = {}
     for key, call in calls.items():
         steps.setdefault((key.rank, key.step), {})[call] = key

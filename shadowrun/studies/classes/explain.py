@@ -35,6 +35,7 @@ __all__ = [
 ORDER: Final = ("vendor", "architecture", "cores")
 """Facts that the cumulative curve is ordered by."""
 
+# Flags of vector instructions, which change results, name a cluster before others.
 _PREFERRED: Final = tuple(
     re.compile(pattern)
     for pattern in (
@@ -56,7 +57,6 @@ _PREFERRED: Final = tuple(
         ),
     )
 )
-"""Flags of vector instructions, which change results, name a cluster before others."""
 
 
 @dataclass(frozen=True, slots=True)

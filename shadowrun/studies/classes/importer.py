@@ -55,12 +55,12 @@ OPERATOR: Final = "prediction"
 _DTYPES: Final = ("float16", "float32", "float64")
 _MAX_LINE: Final = 1 << 24
 _MIN_BYTES: Final = 1 << 26
+# Bytes of lines for each byte of a compressed file; the published ones have 26.
 _MAX_RATIO: Final = 64
-"""Bytes of lines for each byte of a compressed file; the published ones have 26."""
+# Of all files: each is digested, which takes 0.1 ms.
 _MAX_RESULTS: Final = 1 << 18
-"""Of all files: each is digested, which takes 0.1 ms."""
+# Results of one call in a recording.
 _MAX_REPEATS: Final = 65_535
-"""Results of one call in a recording."""
 _MAX_DIMENSIONS: Final = 64
 _MAX_STEP: Final = 2**31 - 2
 _ERRORS: Final = (
@@ -69,6 +69,7 @@ _ERRORS: Final = (
     *(OverflowError, RecursionError),
 )
 
+# Model of family 6 to microarchitecture; 85 is two, by stepping.
 _INTEL: Final = {
     **dict.fromkeys((42, 45), "Sandy Bridge"),
     **dict.fromkeys((58, 62), "Ivy Bridge"),
@@ -78,7 +79,6 @@ _INTEL: Final = {
     **dict.fromkeys((142, 158), "Kaby Lake"),
     **dict.fromkeys((106, 108), "Ice Lake"),
 }
-"""Model of family 6 to microarchitecture; 85 is two, by stepping."""
 
 
 @dataclass(frozen=True, slots=True)

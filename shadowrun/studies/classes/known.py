@@ -49,11 +49,11 @@ __all__ = [
     "write_known",
 ]
 
+# Characters of a pattern: the time to compile one may grow with the square of its length.
 _MAX_PATTERN: Final = 1000
-"""Characters of a pattern: the time to compile one may grow with the square of its length."""
 
+# Characters of a fact that a pattern is written for: escaped, it is three times as long.
 _MAX_FACT: Final = 300
-"""Characters of a fact that a pattern is written for: escaped, it is three times as long."""
 
 FACTS: Final = ("test", "device", "vendor", "architecture", "cores", "torch", "cpu_capability")
 """Facts that a written class is for, as far as the platform has them; `test` comes from the pytest plug-in."""

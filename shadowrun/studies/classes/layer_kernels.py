@@ -100,8 +100,8 @@ def _digest(recording: Recording, call: int) -> str:
     return ""
 
 
+# Groups of platforms that the table has columns for; CSV and JSON have all platforms.
 _MAX_GROUPS: Final = 12
-"""Groups of platforms that the table has columns for; CSV and JSON have all platforms."""
 _UNKNOWN: Final = "?"
 _ALL: Final = Limits(100, 200, 1000)
 

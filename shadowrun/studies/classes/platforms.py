@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Platform", "facts_of", "find_recordings", "fingerprint_digest", "load", "platforms_of", "where"]
 
+# Entries of a fingerprint that two machines of one kind may differ in.
 _NOT_OF_HARDWARE: Final = ("platform", "cloud", "memory_gib", "device_memory_gib")
-"""Entries of a fingerprint that two machines of one kind may differ in."""
 
 _VENDORS: Final = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}
 
@@ -115,7 +115,7 @@ def platforms_of(
     Args:
         recordings: The recordings.
         names: What to call them; by default the names of the recordings.
-        repeats: Recordings with equal fingerprints are repeats of one platform; otherwise each is a platform.
+        repeats: Recordings with equal fingerprints are repeats of one platform; if false, each is a platform.
     """
     if names is None:
         names = [recording.name for recording in recordings]

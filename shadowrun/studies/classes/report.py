@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+from shadowrun.report.blocks import naming
 from shadowrun.report.document import (
     Block,
     Column,
@@ -38,11 +39,12 @@ if TYPE_CHECKING:
 
 __all__ = ["classes_document", "known_document", "plots_of"]
 
+# Outputs that the table of letters has columns for; CSV and JSON have all.
 _MAX_OUTPUTS: Final = 12
-"""Outputs that the table of letters has columns for; CSV and JSON have all."""
 
 _ALL: Final = Limits(100, 200, 1000)
 _MAX_VALUES: Final = 8
+_MAX_NAMES: Final = 6
 
 
 def classes_document(study: Study) -> Document:
@@ -100,27 +102,19 @@ def _warnings(study: Study) -> Iterator[Note]:
             "warn",
         )
     if study.foreign:
-        names = list(study.foreign)
-        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-        yield Note(
-            f"Inputs or program differ between the recordings: {', '.join(names[:4])}{more}. Their classes say "
-            "nothing of hardware.",
-            "warn",
-        )
+        before, after = "Inputs or program differ between the recordings: ", ". Their classes say nothing of hardware."
+        yield Note(naming(before, list(study.foreign), 4, after), "warn")
     if study.versions:
         listed = "; ".join(f"{name} {', '.join(found)}" for name, found in study.versions.items())
         yield Note(
             f"Versions differ between the recordings: {listed}. Their classes say nothing of hardware alone.", "warn"
         )
     if study.incomplete:
-        yield Note(f"Stopped while recording: {_listed(study.incomplete)}.", "warn")
+        yield Note(naming("Stopped while recording: ", study.incomplete, _MAX_NAMES, "."), "warn")
     weak = [f"{m.platform} on {_name(c)} ({m.n_mode} of {m.n_repeats})" for c, m in study.weak]
     if weak:
-        yield Note(
-            "The most frequent result has under 60 % of the repeats, and hardly stands for the platform: "
-            f"{_listed(weak)}.",
-            "warn",
-        )
+        before = "The most frequent result has under 60 % of the repeats, and hardly stands for the platform: "
+        yield Note(naming(before, weak, _MAX_NAMES, "."), "warn")
     undecided = sum(o.classes.n_undecided for o in study.outputs)
     if undecided:
         yield Note(
@@ -279,14 +273,11 @@ def _nearness(study: Study, output: OutputStudy) -> Section:
         Figure(curve_svg(output.curve), "Classes so far, over platforms by vendor, architecture and cores."),
     ]
     if output.outliers.platforms:
-        blocks.append(
-            Note(
-                f"{len(output.outliers.platforms)} platforms differ from most by more than rounding: other inputs or "
-                f"weights, or a shorter format. Without them there are {output.outliers.n_classes} classes: "
-                f"{_listed(list(output.outliers.platforms))}.",
-                "warn",
-            )
+        says = (
+            f"{len(output.outliers.platforms)} platforms differ from most by more than rounding: other inputs or "
+            f"weights, or a shorter format. Without them there are {output.outliers.n_classes} classes: "
         )
+        blocks.append(Note(naming(says, list(output.outliers.platforms), _MAX_NAMES, "."), "warn"))
     return Section(f"How near the classes of {_name(classes)} are", tuple(blocks))
 
 
@@ -402,7 +393,3 @@ def _bits(change: Change) -> str:
 
 def _kernels(change: Change) -> str:
     return ", ".join(f"{name}: {n}" for name, n in change.kernels.items())
-
-
-def _listed(names: list[str], n: int = 6) -> str:
-    return ", ".join(names[:n]) + (f" and {len(names) - n} more" if len(names) > n else "")

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["are_complete", "difference", "groups_by_magnitude", "identity", "n_undecided", "ulp_difference"]
 
+# Size of a float; a complex number is two.
 _BYTES: Final = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "complex128": 8, "complex64": 4, "complex32": 2,
     **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"), 1),
 }  # fmt: skip
-"""Size of a float; a complex number is two."""
 
 
 def identity(value: Value, *, by_value: bool) -> object:

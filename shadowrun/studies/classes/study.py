@@ -28,8 +28,8 @@ FEW_COMMON: Final = 0.5
 """Share of common calls below which recordings are of different programs."""
 
 _VERSION: Final = "version"
+# Kinds of names in the provenance: what stands before the colon.
 _GENERATOR: Final = "generator"
-"""Kinds of names in the provenance: what stands before the colon."""
 
 
 _Explained = tuple["tuple[Fact, ...]", "FlagClusters | None", "tuple[Point, ...]"]

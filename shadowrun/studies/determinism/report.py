@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from shadowrun.report.blocks import naming
 from shadowrun.report.document import Block, Cell, Column, Document, Limits, Note, Records, Section, Span, Table
 from shadowrun.report.sanitize import clip
 from shadowrun.studies.determinism.stability import Outcome, Stability
@@ -119,17 +120,13 @@ def _summary(found: Determinism) -> Iterator[str]:
             yield f"{dimension}: of {len(outcomes)} operators {', '.join(parts)}{rest}"
 
 
-def _warnings(found: Determinism) -> Iterator[str]:
+def _warnings(found: Determinism) -> Iterator[Cell]:
     if found.differing:
-        names = ", ".join(found.differing[:_MAX_PLACES])
-        more = len(found.differing) - _MAX_PLACES
-        yield (
-            f"the program did not get the same in each run ({names}{f' and {more} more' if more > 0 else ''}): "
-            "seed its generators and its data before you blame an operator"
-        )
+        after = "): seed its generators and its data before you blame an operator"
+        yield naming("the program did not get the same in each run (", found.differing, _MAX_PLACES, after)
     drawing = sorted(op for op in found.random if RUNS in found.broken_in(op))
     if drawing:
-        yield f"{', '.join(drawing[:_MAX_PLACES])} draw random numbers: torch.manual_seed makes them repeat"
+        yield naming("", drawing, _MAX_PLACES, " draw random numbers: torch.manual_seed makes them repeat")
     if found.n_missing:
         yield f"{found.n_missing:,} calls are not in every run: the program takes another path, or a run was cut off"
     for dimension in (RUNS, Dimension.REPEATS):

@@ -45,8 +45,8 @@ FAMILIES: Final = {
 }
 """Operators that devices use for the same computation, by parts of their names; a backward is never a forward."""
 
+# Operators of which versions of torch use now one, now the other: `linear` does.
 _RESHAPES: Final = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "_reshape_copy", "view_copy"})
-"""Operators of which versions of torch use now one, now the other: `linear` does."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,10 +107,8 @@ def renamed(module: str, modules: Mapping[str, str]) -> str:
 
 
 def _stars(pattern: str, module: str) -> tuple[list[str], str] | None:
-    """What the stars of a pattern stand for, each for as little as it can, and what lies below; None if it differs.
-
-    No regular expression: with twenty stars, that of a path that nearly fits would take hours.
-    """
+    """What the stars of a pattern stand for, each for as little as it can, and what lies below; None if it differs."""
+    # No regular expression: with twenty stars, that of a path that nearly fits would take hours.
     first, *pieces = pattern.split("*")
     if not module.startswith(first):
         return None
@@ -290,8 +288,8 @@ def _joined(a: list[Calls], b: list[Calls]) -> list[Calls]:
 
 # -- sequences: linear where few elements are equal by chance -------------------------------------------
 
+# Product of two lengths up to which each element is compared with each.
 _MAX_PRODUCT: Final = 1 << 14
-"""Product of two lengths up to which each element is compared with each."""
 
 
 def common(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -26,25 +26,25 @@ if TYPE_CHECKING:
 __all__ = ["argument_codes", "normalised"]
 
 _ALWAYS: Final = ("cpu", "meta")
+# Also one that nothing closes: to look for its end from each quotation mark anew would take hours.
 _JSON_TEXT: Final = re.compile(r'"((?:[^"\\]|\\.)*+)"?', re.DOTALL)
-"""Also one that nothing closes: to look for its end from each quotation mark anew would take hours."""
 
 _DIMENSIONS: Final = frozenset({"dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim", "axis"})
+# Operators whose result has one dimension more, from the end of which they count.
 _ONE_MORE: Final = frozenset({"unsqueeze", "unsqueeze_copy", "stack", "_stack"})
-"""Operators whose result has one dimension more, from the end of which they count."""
+# Operators for which a list of dimensions is a set.
 _UNORDERED: Final = frozenset({
     "sum", "nansum", "mean", "amax", "amin", "any", "all", "logsumexp", "norm", "linalg_vector_norm", "var", "std",
     "var_mean", "std_mean", "count_nonzero", "flip", "squeeze", "squeeze_copy",
 })  # fmt: skip
-"""Operators for which a list of dimensions is a set."""
+# Operators for which no dimensions are all.
 _ALL_BY_NONE: Final = _UNORDERED - {"flip", "squeeze", "squeeze_copy"}
-"""Operators for which no dimensions are all."""
 _IN_DIMENSION: Final = frozenset({"select", "select_copy", "slice", "slice_copy"})
 _SYMMETRIC: Final = frozenset({"transpose", "transpose_copy", "swapaxes", "swapdims"})
+# Operators whose sizes are those of the result, which is compared by itself; -1 stands for one of them.
 _SIZED_BY_RESULT: Final = frozenset({"view", "_unsafe_view", "reshape", "expand", "view_copy", "expand_copy"})
-"""Operators whose sizes are those of the result, which is compared by itself; -1 stands for one of them."""
+# Arguments that decide where a result lies or its dtype, which are compared by themselves.
 _WITHOUT_VALUES: Final = frozenset({"device", "dtype", "pin_memory", "non_blocking"})
-"""Arguments that decide where a result lies or its dtype, which are compared by themselves."""
 _AS_NONE: Final = frozenset({"torch.strided", "torch.preserve_format"})
 
 

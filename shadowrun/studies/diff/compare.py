@@ -53,11 +53,11 @@ class Outcome(StrEnum):
 ARISING: Final = (Outcome.KERNEL, Outcome.ALGORITHM, Outcome.ARGUMENTS, Outcome.FORM, Outcome.OTHER_CALLS)
 """Differences that arise in the call itself, or in calls before it that only one recording has."""
 
+# Operators that fill their first argument with random numbers, and do not read it.
 _FILLS: Final = frozenset({
     "aten::uniform_", "aten::normal_", "aten::bernoulli_", "aten::random_",
     "aten::exponential_", "aten::geometric_", "aten::cauchy_", "aten::log_normal_",
 })  # fmt: skip
-"""Operators that fill their first argument with random numbers, and do not read it."""
 
 _CODE: Final = {outcome: number for number, outcome in enumerate(Outcome)}
 

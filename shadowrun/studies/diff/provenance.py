@@ -25,11 +25,12 @@ KINDS: Final = {
 }
 """Part of a name before its colon, to what it is of; other names (versions, arguments of the program) are facts."""
 
+# Entries of a fingerprint that are versions of software.
 _SOFTWARE: Final = ("torch", "mkl", "onednn", "openmp", "cuda", "cuda_driver", "cudnn", "plugin")
-"""Entries of a fingerprint that are versions of software."""
 
 # Memory decides no result, and the list of flags has a hundred entries; `cpu_flags` is its digest.
 _VOLATILE: Final = frozenset({"memory_gib", "cpu_flag_list"})
+_MAX_NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,12 @@ class Provenance:
         for names, which in ((self.only_first, "first"), (self.only_second, "second")):
             parts += [f"only the {which} has {_listed(names)}"] if names else []
         return "; ".join(parts)
+
+    @property
+    def unnamed(self) -> tuple[str, ...]:
+        """What `line` counts and does not name."""
+        named = [names for kind, names in self.different.items() if kind != "script"]
+        return tuple(name for names in (*named, self.only_first, self.only_second) for name in names[_MAX_NAMED:])
 
 
 def compare_provenance(first: Recording, second: Recording, modules: Mapping[str, str] | None = None) -> Provenance:
@@ -173,6 +180,6 @@ def _text(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def _listed(names: tuple[str, ...], n: int = 3) -> str:
-    more = f" and {len(names) - n:,} more" if len(names) > n else ""
-    return ", ".join(names[:n]) + more
+def _listed(names: tuple[str, ...]) -> str:
+    more = f" … and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + more

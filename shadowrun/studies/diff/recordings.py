@@ -33,8 +33,8 @@ __all__ = ["FAIL_ON", "RecordingDiff", "diff_recordings"]
 MAX_JUDGED: Final = 100_000
 """Calls in which a difference arises, that are judged for rounding; the others count as unknown."""
 
+# Share of matched calls below which two recordings are of different programs, or of different parts of one.
 _FEW: Final = 0.5
-"""Share of matched calls below which two recordings are of different programs, or of different parts of one."""
 
 FAIL_ON: Final = ("any", "kernel", "algorithm", "not-rounding", "provenance", "missing")
 

@@ -25,6 +25,7 @@ from shadowrun.report.document import (
 from shadowrun.report.issues import Issue, Issues
 from shadowrun.report.sanitize import clip
 from shadowrun.studies.diff.compare import Outcome
+from shadowrun.studies.diff.plots import precision_figure
 from shadowrun.studies.diff.report_data import DiffData, effects, kernel
 from shadowrun.studies.diff.rounding import Rounding
 
@@ -39,6 +40,7 @@ __all__ = ["recording_issues", "recordings_document"]
 
 _LIMITS: Final = Limits(20, 50, 1000)
 _MAX_PARENTS: Final = 8
+_MAX_LISTED: Final = 1000
 _TONES: Final = {Rounding.YES: "good", Rounding.NO: "bad", Rounding.UNKNOWN: "dim"}
 _OUTCOME_TONES: Final = {
     Outcome.EQUAL: "good",
@@ -88,7 +90,7 @@ class _Report:
     def document(self) -> Document:
         found = self._found
         blocks: list[Block] = [Note(text, "warn") for text in self._headline()]
-        blocks += [Note(self._summary()), self._outcomes()]
+        blocks += [Note(self._summary()), self._outcomes(), *precision_figure(found)]
         if found.flow.origins:
             blocks.append(Section("First divergence", tuple(self._first())))
             blocks.append(self._arising())
@@ -108,10 +110,11 @@ class _Report:
 
     # -- blocks --------------------------------------------------------------------------------------
 
-    def _headline(self) -> Iterator[str]:
+    def _headline(self) -> Iterator[Cell]:
         provenance = self._found.provenance
         if not provenance.is_same:
-            yield f"PROVENANCE DIFFERS: {provenance.line}. No difference below is credited to the platforms."
+            text = f"PROVENANCE DIFFERS: {provenance.line}. No difference below is credited to the platforms."
+            yield (Span(text, opens=provenance.unnamed),) if provenance.unnamed else text
         if provenance.versions:
             listed = ", ".join(f"{v.name} {v.first} and {v.second}" for v in provenance.versions)
             yield f"VERSIONS DIFFER: {listed}. No difference below is credited to the hardware."
@@ -180,9 +183,10 @@ class _Report:
             if judged.classes:
                 rows.append(Fact("classes", ", ".join(f"{c}: {m:,} and {n:,}" for c, m, n in judged.classes)))
         parents = self._found.flow.parents_of(pair)
-        texts = [f"{self._a.context_of(c).op} [{c}]" for c in parents[:_MAX_PARENTS]]
-        more = f" and {len(parents) - _MAX_PARENTS} more" if len(parents) > _MAX_PARENTS else ""
-        rows.append(Fact("inputs from", (", ".join(texts) + more) or "what the program was given"))
+        texts = [f"{self._a.context_of(c).op} [{c}]" for c in parents[:_MAX_LISTED]]
+        left, n_left = tuple(texts[_MAX_PARENTS:]), len(parents) - _MAX_PARENTS
+        named = ", ".join(texts[:_MAX_PARENTS]) + (f" … and {n_left:,} more" if left else "")
+        rows.append(Fact("inputs from", named or "what the program was given", opens=left))
         rows.append(Fact("reaches", f"{origin.n_reached:,} later calls, {origin.depth} deep"))
         rows += [Fact("replay", command, "action", command=True) for command in self._replays]
         yield Facts(tuple(rows))

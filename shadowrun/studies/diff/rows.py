@@ -85,8 +85,8 @@ class _Row:
     ladder: Hashes
 
 
+# Rows of one place in the program, in their order: what a decoder computes step by step.
 _Sequence = list[_Row]
-"""Rows of one place in the program, in their order: what a decoder computes step by step."""
 
 
 def compare_rows(first: Recording, second: Recording, names: NameMap) -> tuple[RowsFound, ...]:

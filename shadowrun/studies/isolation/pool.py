@@ -1,4 +1,4 @@
-"""A pool of worker processes: assigns tasks, enforces limits of time and memory, and tells which case ended a process.
+"""A pool of worker processes: assigns tasks, enforces limits of time and memory, and finds which case ended a process.
 
 What the tasks are, and what becomes of a lost case, is up to a `Work`.
 """
@@ -31,8 +31,8 @@ _START_LIMIT_S: Final = 300.0
 _RESET_LIMIT_S: Final = 300.0
 # A case that swaps is slow: from here on the message of a time-out has the memory too.
 _MUCH_MEMORY: Final = 1 << 28
+# Starts in a row that may fail where a command resets the device.
 _STARTS: Final = 3
-"""Starts in a row that may fail where a command resets the device."""
 
 
 class FailureKind(enum.StrEnum):

@@ -27,8 +27,8 @@ _START: Final = (
 # The size of a pipe's buffer on Linux.
 _PIECE: Final = 1 << 16
 _HAS_PIPES = os.name == "posix"
+# Bytes of standard error that are kept: a program may print gigabytes.
 _MAX_PRINTED: Final = 1 << 20
-"""Bytes of standard error that are kept: a program may print gigabytes."""
 
 
 def refuse_without_processes(what: str) -> None:

@@ -22,7 +22,7 @@ __all__ = ["Channel", "main"]
 
 
 class Channel:
-    """What a worker tells its parent.
+    """What a worker sends to its parent.
 
     Args:
         descriptor: Pipe for messages.

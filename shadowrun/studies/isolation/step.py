@@ -19,8 +19,8 @@ from typing import Any, Final
 __all__ = ["PAGE_BYTES", "Step", "StepReader", "StepWriter", "new_page", "processor_seconds", "resident_bytes"]
 
 PAGE_BYTES: Final = 4096
+# Sequence number, start (s), memory (bytes), whether on the target, lengths of operator and case.
 _HEAD: Final = struct.Struct("<QdQBHH")
-"""Sequence number, start (s), memory (bytes), whether on the target, lengths of operator and case."""
 _SEQUENCE: Final = struct.Struct("<Q")
 _FLAGS: Final = struct.Struct("<BH")
 _LENGTH: Final = struct.Struct("<H")

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = ["applied"]
 
+# For each dtype: integers of its width, and its mantissa bits.
 _INTEGERS: Final = {
     torch.float64: (torch.int64, 52),
     torch.float32: (torch.int32, 23),
     torch.float16: (torch.int16, 10),
     torch.bfloat16: (torch.int16, 7),
 }
-"""For each dtype: integers of its width, and its mantissa bits."""
 _WIDENED: Final = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -124,10 +124,8 @@ class _Truncated(torch.autograd.Function):
 
 @contextlib.contextmanager
 def _wrapped_modules(outermost: Sequence[_ChannelsLast | _Float64], n_bits: int) -> Iterator[None]:
-    """Wrap `nn.Module.__call__` inside.
-
-    Not by hooks: torch's hooks for all modules do not see keyword arguments.
-    """
+    """Wrap `nn.Module.__call__` inside."""
+    # Not by hooks: torch's hooks for all modules do not see keyword arguments.
     original = nn.Module.__call__
     # Modules may be called in several threads, as by DataParallel: each has an outermost one of its own.
     depth = threading.local()

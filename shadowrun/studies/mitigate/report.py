@@ -38,8 +38,8 @@ _LEGEND: Final = (
     "settings: platforms that are still set differently; bits left: mantissa bits in which all agree; ignore: low "
     "bits of the outputs without which they agree; processor, clock: time in units of the program as it is"
 )
+# Where time by the clock grows by so much more than processor time, processors stand idle.
 _IDLE: Final = 1.25
-"""Where time by the clock grows by so much more than processor time, processors stand idle."""
 
 
 def mitigation_document(sweep: Sweep) -> Document:

@@ -332,7 +332,7 @@ def _with_combinations(sweep: Sweep, runner: _Runner, n_most: int) -> Sweep:
         runner.plan(1)
         mitigations = candidates[0]
         trial = runner.trial(mitigations, runner.record(mitigations))
-        # The program as it is runs again next to it: the machine may have become slower meanwhile.
+        # The program as it is runs again next to it: the machine may have become slower since.
         runner.n_planned += len(runner.platforms) * runner.n_runs
         base, trial = runner.time([sweep.base, trial])
         sweep = replace(sweep, base=base, combinations=(*sweep.combinations, trial))
@@ -460,6 +460,8 @@ def _random_draws(recordings: Sequence[Recording]) -> Iterator[str]:
             for place, row in enumerate(recording.results_of(call)):
                 if recording.results["kind"][row] != Kind.LEAF and len(ladder := recording.ladder(row)):
                     digest = int(ladder[0])
+                    # With one seed, `randn` gives other numbers for ATEN_CPU_CAPABILITY=default than for avx2 (2.13);
+                    # `rand` does not.
                     if drawn.setdefault((key, place), digest) != digest:
                         found[f"random numbers of {key.op}"] = None
     yield from found

@@ -166,6 +166,8 @@ class MaskProbe:
             counted = self.result(summands) / mask.unit
             if not np.all(np.isfinite(counted)):
                 raise NoOrder("the masks overflow inside the kernel: it transforms its inputs")
+            # Both tests before a tree is built: a kernel that transforms its inputs would have a tree that means
+            # nothing.
             if not np.all((counted == np.floor(counted)) & (counted >= 0) & (counted <= len(part))):
                 raise NoOrder("the result is no count: M and -M do not cancel, as in Winograd's or an FFT's sums")
             total = total + counted.astype(np.int32)
@@ -176,7 +178,7 @@ class MaskProbe:
 def orders(probe: MaskProbe) -> list[Order]:
     """The orders in which a kernel adds: elements of its result that share one are one item.
 
-    Elements are told apart by the sizes that building a tree asks for: these determine the tree.
+    Elements are distinguished by the sizes that building a tree asks for: these determine the tree.
     """
     n = probe.kernel.n
     try:
@@ -224,7 +226,7 @@ def _why_not(probe: MaskProbe, element: int, why: str) -> str:
 def confirm(probe: MaskProbe, tree: SummationTree, element: int) -> str:
     """The dtype in which a tree reproduces the kernel's results on random inputs, bit for bit; empty if none does.
 
-    The masks alone do not see a compensated sum, or partial sums that are rounded to another dtype on the way.
+    The masks alone do not see a compensated sum, or partial sums that are rounded to another dtype in between.
     """
     if tree.widest > 2 or tree.n_leaves < 2:
         return ""
@@ -239,8 +241,8 @@ def confirm(probe: MaskProbe, tree: SummationTree, element: int) -> str:
     return ""
 
 
+# Significant bits.
 _BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
-"""Significant bits."""
 
 
 def _cancelling(n: int, dtype: torch.dtype) -> Floats:

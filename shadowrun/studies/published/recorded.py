@@ -34,6 +34,7 @@ _CORES: Final = tuple(
     for threads in (1, 2, 4, 8, 16)
     for settings in ("isa=default,", "isa=avx2,", "")
 )
+# 49 virtual platforms of one CPU.
 _MANY: Final = (
     *(
         f"cpu[{isa}{mkl}threads={threads}]"
@@ -45,7 +46,6 @@ _MANY: Final = (
     *(f"cpu[mkldnn=off,threads={threads}]" for threads in (1, 2, 4)),
     "cpu[mkl_cbwr=COMPATIBLE,mkldnn=off,threads=1]",
 )
-"""49 virtual platforms of one CPU."""
 _QUICK_CORES: Final = tuple(f"cpu[{isa}threads={threads}]" for threads in (1, 2) for isa in ("isa=default,", ""))
 
 

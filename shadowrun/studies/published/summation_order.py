@@ -50,7 +50,7 @@ PUBLISHED = (
     "sets: dot 4 trees, mm 2; sum, mean, mv, cumsum and a 1x1 convolution 1. Confirmed: the tree reproduces the "
     f"kernel's results on {TRIALS} random inputs bit for bit, with additions in that dtype."
 )
-"""Beside this machine's figures."""
+"""Shown next to this machine's figures."""
 
 MAX_BYTES = 1 << 30
 MAX_DRAWN = 128
@@ -137,6 +137,7 @@ def order_document(probed: Sequence[ProbedKernel], absent: Iterable[tuple[str, s
         probed: What the probe found.
         absent: Platforms that this machine lacks, and why.
     """
+    # In the order of the first platform, so that letter A is its first tree.
     trees = {o.tree.digest: o.tree for p in probed for o in p.orders if o.tree is not None}
     names = {digest: letter(number) for number, digest in enumerate(trees)}
     platforms = list(dict.fromkeys(p.platform for p in probed))
@@ -197,6 +198,7 @@ def _confirmation(order: Order) -> str:
     """Whether the tree alone explains the kernel's rounding."""
     if order.tree is None or order.tree.n_leaves < 2:
         return ""
+    # A node of three or more is a fused addition of a matrix unit: Python's additions in the dtype cannot repeat it.
     if order.tree.widest > 2:
         return "no: fused"
     # A compensated sum has a tree too, but does not round as the tree does.

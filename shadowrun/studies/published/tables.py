@@ -1,4 +1,4 @@
-"""Tables of the recorded studies in the published form, with the published figures beside those of this machine.
+"""Tables of the recorded studies in the published form, with the published figures next to those of this machine.
 
 Published figures are of Schlögl et al., "Causes and Effects of Unanticipated Numerical Deviations in Neural Network
 Inference Frameworks" (NeurIPS 2023), on trained nets in TensorFlow; those here are of nets with random weights.
@@ -80,11 +80,11 @@ def _bits(classes: Classes) -> str:
     return f"{classes.min_precision} of {classes.mantissa}"
 
 
+# Published classes of 14 platforms, and remaining precision, by net and dtype (Figure 6).
 _CASTS: Final = {
     "small": {"float16": ("1", ""), "float32": ("3", ""), "float64": ("2", "")},
     "resnet18": {"float16": ("3", "5 of 10"), "float32": ("9", "15 of 23"), "float64": ("4", "41 of 52")},
 }
-"""Published classes of 14 platforms, and remaining precision, by net and dtype (Figure 6)."""
 
 
 def _casts(study: RecordedStudy) -> Made:
@@ -179,13 +179,13 @@ def _letters(classes: Classes) -> str:
     return " ".join(letter(label) for label in classes.labels)
 
 
+# Layers with remaining precision up / same / down, and deviating elements in % before and after (SUP-9, SUP-8).
 _ACTIVATIONS: Final = {
     ("resnet18", "relu"): ("6 / 6 / 0", "71-99 -> 30-61"),
     ("resnet18", "sigmoid"): ("7.7 / 2 / 2.3", "12-99 -> 7-98"),
     ("small", "relu"): ("3 / 1 / 0", "86-99 -> 27-50"),
     ("small", "sigmoid"): ("1 / 0.3 / 2.7", ""),
 }
-"""Layers with remaining precision up / same / down, and deviating elements in % before and after (SUP-9, SUP-8)."""
 
 
 def _activations(study: RecordedStudy) -> Made:

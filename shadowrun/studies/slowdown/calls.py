@@ -109,10 +109,10 @@ def read_mix(path: Path) -> CallMix:
     return CallMix(calls, max(1, n_steps), data.info.target, data.info.ref)
 
 
+# A million elements, by number of dimensions.
 _SHAPES = {1: (1 << 20,), 2: (1024, 1024), 3: (64, 128, 128), 4: (16, 16, 64, 64)}
-"""A million elements, by number of dimensions."""
+# Least share of finite results for a large input; with fewer, the largest sample is used instead.
 _MIN_SHARE = 0.5
-"""Least share of finite results for a large input; with fewer, the largest sample is used instead."""
 
 
 @dataclass(frozen=True, slots=True)

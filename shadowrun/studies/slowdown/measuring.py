@@ -117,11 +117,11 @@ class FunctionJob:
         raise NotImplementedError(f"{platform} runs in a separate process, which takes no functions")
 
 
+# Duration of a sample (many calls): well above the resolution of the clock.
 _SAMPLE_NS = 300_000
-"""Duration of a sample (many calls): well above the resolution of the clock."""
 _MAX_CALLS = 200
+# Maximum number of calls in a sample if each needs fresh inputs: all copies are in memory at once.
 _MAX_COPIES = 16
-"""Maximum number of calls in a sample if each needs fresh inputs: all copies are in memory at once."""
 _WARM_UP = 3  # the first call loads or compiles the kernel, the second may choose an algorithm
 _clock = time.perf_counter_ns
 

@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.report.bars import bar_chart
+from shadowrun.report.blocks import naming
 from shadowrun.report.document import Block, Column, Document, Figure, Limits, Note, Records, Section, Table
 from shadowrun.report.sanitize import clip
 from shadowrun.studies.slowdown.table import BOUNDS
@@ -13,6 +14,7 @@ from shadowrun.studies.slowdown.table import BOUNDS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shadowrun.report.blocks import Cell
     from shadowrun.report.issues import Issues
     from shadowrun.studies.slowdown.measuring import TimedCall
     from shadowrun.studies.slowdown.table import OperatorSlowdown, Slowdown
@@ -48,7 +50,7 @@ def slowdown_document(slowdown: Slowdown, title: str, issues: Issues | None = No
     )
 
 
-def _summary(slowdown: Slowdown) -> Iterator[str]:
+def _summary(slowdown: Slowdown) -> Iterator[Cell]:
     step, n = slowdown.step, len(slowdown.operators)
     part = "" if step.complete else ", without the calls that could not be timed"
     if slowdown.of_program:
@@ -66,9 +68,8 @@ def _summary(slowdown: Slowdown) -> Iterator[str]:
         yield f"more than {bound:g} times slower: {slower} of {n} operators{share}{noise}"
     critical = slowdown.surely_slower(slowdown.critical_ratio)
     if critical:
-        more = len(critical) - MAX_NAMES
-        names = ", ".join(o.op for o in critical[:MAX_NAMES])
-        yield f"critical, more than {slowdown.critical_ratio:g} times: {names}{f' and {more} more' if more > 0 else ''}"
+        before = f"critical, more than {slowdown.critical_ratio:g} times: "
+        yield naming(before, [o.op for o in critical], MAX_NAMES)
     yield f"faster than the reference: {len(slowdown.faster)} of {n}"
 
 

@@ -24,6 +24,7 @@ _BATCH_FIRST = (
     " replication_pad2d replication_pad3d mm mv sum mean amax amin prod var std var_mean logsumexp argmax argmin"
     " linalg_vector_norm norm sort topk cumsum cumprod logcumsumexp cummax cummin max min median kthvalue mode all any"
 )
+# Indices of the inputs that have a batch dimension, by operator name without overload.
 _BATCH_ARGUMENTS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(_BATCH_FIRST.split(), (0,)),
     "bmm": (0, 1),
@@ -37,7 +38,7 @@ _BATCH_ARGUMENTS: dict[str, tuple[int, ...]] = {
     "_scaled_dot_product_flash_attention_for_cpu": (0, 1, 2),
     "_scaled_dot_product_attention_math": (0, 1, 2),
 }
-"""Indices of the inputs that have a batch dimension, by operator name without overload."""
+# Number of dimensions with a batch, for operators that also accept inputs without one.
 _MIN_DIMS = {
     **dict.fromkeys(("avg_pool2d", "max_pool2d_with_indices", "adaptive_max_pool2d", "_adaptive_avg_pool2d"), 4),
     **dict.fromkeys(("avg_pool3d", "max_pool3d_with_indices", "adaptive_max_pool3d", "_adaptive_avg_pool3d"), 5),
@@ -45,9 +46,8 @@ _MIN_DIMS = {
     **dict.fromkeys(("im2col", "adaptive_avg_pool2d"), 4),
     "col2im": 3,
 }
-"""Number of dimensions with a batch, for operators that also accept inputs without one."""
+# Their first input broadcasts: it has a batch only with this many dimensions and the size of the batch.
 _MAY_BROADCAST = {"addmm": 2, "addmv": 1, "baddbmm": 3}
-"""Their first input broadcasts: it has a batch only with this many dimensions and the size of the batch."""
 
 
 def batch_arguments(

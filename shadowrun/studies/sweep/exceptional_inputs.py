@@ -32,8 +32,8 @@ _VIEWS = {
     torch.float32: torch.int32,
     torch.float64: torch.int64,
 }
+# Number of extra elements: no multiple of any vector length, so the scalar tail of a vectorised loop runs too.
 _TAIL = 37
-"""Number of extra elements: no multiple of any vector length, so the scalar tail of a vectorised loop runs too."""
 
 
 def exceptional(dtype: torch.dtype) -> torch.Tensor:
@@ -122,6 +122,7 @@ _CONVERSIONS: tuple[torch.dtype, ...] = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.complex64),
 )
+# Operators on rows that accept any mix of values, with their arguments.
 _SORTS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("sort", "argsort", "mode", "cummax", "cummin", "median", "nanmedian", "msort", "unique"), ()),
     **dict.fromkeys(("max.reduction_with_dim", "min.reduction_with_dim", "aminmax", "unique_consecutive"), ()),
@@ -130,8 +131,8 @@ _SORTS: dict[str, tuple[Any, ...]] = {
     "quantile": (0.5,),
     "nanquantile": (0.5,),
 }
-"""Operators on rows that accept any mix of values, with their arguments."""
 _WITHOUT_DIM = frozenset(("msort", "unique", "unique_consecutive"))
+# Operators that reduce or scan along ``dim`` and are no `ReductionOpInfo` in the database.
 _REDUCTIONS = frozenset(
     """
     cumsum cumprod logcumsumexp softmax log_softmax nn.functional.softmin logsumexp var_mean std_mean norm diff
@@ -139,19 +140,19 @@ _REDUCTIONS = frozenset(
     masked.softmin masked.cumsum masked.cumprod masked.median
     """.split()  # noqa: SIM905
 )
-"""Operators that reduce or scan along ``dim`` and are no `ReductionOpInfo` in the database."""
+# Element-wise operators of one operand that are no `UnaryUfuncInfo` in the database, with their arguments.
 _UNARY: dict[str, tuple[dict[str, Any], ...]] = {
     **dict.fromkeys(("nn.functional.hardswish", "nn.functional.leaky_relu", "clone", "zeros_like", "ones_like"), ({},)),
     "nn.functional.gelu": ({}, {"approximate": "tanh"}),
     "clamp": ({"min": -1.0, "max": 1.0}, {"max": 0.5}, {"min": 0.5}),
 }
-"""Element-wise operators of one operand that are no `UnaryUfuncInfo` in the database, with their arguments."""
+# The same for two operands.
 _BINARY: dict[str, tuple[tuple[Any, ...], ...]] = {"logaddexp2": ((),), "lerp": ((0.3,),)}
-"""The same for two operands."""
 _BETA = frozenset(("addmm", "addmv", "addbmm", "baddbmm", "addr"))
 _DIVIDES = ("div", "fmod", "remainder", "rmod", "mod__", "true_divide")
+# Their second operand is a degree, and a kernel may loop that many times: exceptional degrees would time out.
 _POLYNOMIALS = ("polynomial", "special.zeta")
-"""Their second operand is a degree, and a kernel may loop that many times: exceptional degrees would time out."""
+# Excluded: NaN as an index or a probability, decompositions, and formulas whose intermediate results may overflow.
 _EXCLUDED = frozenset(
     """
     nn.functional.grid_sample grid_sampler_2d grid_sampler_3d multinomial bernoulli normal normal.in_place
@@ -161,7 +162,6 @@ _EXCLUDED = frozenset(
     nn.functional.pdist linspace.tensor_overload logspace.tensor_overload
     """.split()  # noqa: SIM905
 )
-"""Excluded: NaN as an index or a probability, decompositions, and formulas whose intermediate results may overflow."""
 
 
 def probes(name: str, info: Any, dtype: str, samples: Callable[[], list[Sample]]) -> Iterator[Sample]:

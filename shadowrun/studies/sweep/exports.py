@@ -25,6 +25,7 @@ __all__ = ["LISTS", "export"]
 
 _MAX_REASON: Final = 160
 _NO_WORD: Final = re.compile(r"[^\w .+=,:\[\]-]", re.ASCII)
+# Words of torch's benchmarks/dynamo; a fallback computes the right result, and passes.
 _PROBLEMS: Final = {
     Kind.CRASH: "fail_to_run",
     Kind.TIMEOUT: "timeout",
@@ -37,7 +38,7 @@ _PROBLEMS: Final = {
     Kind.MISSING_ERROR: "fail_accuracy",
     Kind.WRONG_ERROR: "fail_accuracy",
 }
-"""Words of torch's benchmarks/dynamo; a fallback computes the right result, and passes."""
+# Classes and tests of PyTorch's suites that test a part; a failure of any other part is one of all tests.
 _TESTS: Final = {
     Part.BACKWARD: (("TestBwdGradients", None), ("TestFwdGradients", None)),
     Part.OUT: (("TestCommon", "test_out"), ("TestCommon", "test_out_warning")),
@@ -50,18 +51,14 @@ _TESTS: Final = {
     Part.INPLACE: (("TestCommon", "test_variant_consistency_eager"),),
     Part.INVALID: (("TestCommon", "test_errors"),),
 }
-"""Classes and tests of PyTorch's suites that test a part; a failure of any other part is one of all tests."""
 _ALL: Final = ((None, None),)
 
 _PYTHON: Final = '''\
 """Operators of torch's test database on {device}: which are tested, and which tests are skipped.
 
 Written by `shadowrun support --write opinfo:FILE` from a sweep against {ref} with torch {torch}: {n_allowed} of {n}
-operators work at least in part, {n_overridden} have tests that are skipped. Before `instantiate_device_type_tests`:
-
-    PrivateUse1TestBase.set_test_configs(op_overrides=op_overrides(), op_allowlist=OP_ALLOWLIST)
-
-or, on a torch without `set_test_configs` or a device that is no PrivateUse1: ``apply_to(op_db)``.
+operators work at least in part, {n_overridden} have tests that are skipped. Call `configure` before
+`instantiate_device_type_tests`; where torch has no `set_test_configs`, ``apply_to(op_db)``.
 """
 
 import unittest
@@ -88,6 +85,21 @@ def op_overrides():
         ]
         for name, skips in SKIPS.items()
     }}
+
+
+def configure(base=None, *, only_allowed=False):
+    """Give torch's device-generic tests the skips.
+
+    Args:
+        base: The device's class of tests; `PrivateUse1TestBase` by default.
+        only_allowed: Also leave out all operators that are not in the allow list. torch 2.13 refuses that where a test
+            is left without operators ("An empty op_list was passed to @ops").
+    """
+    if base is None:
+        from torch.testing._internal.common_device_type import PrivateUse1TestBase as base
+    # Until then torch 2.13 does not know the name of a PrivateUse1 device, and the first test would not be skipped.
+    base.setUpClass()
+    base.set_test_configs(op_overrides=op_overrides(), op_allowlist=OP_ALLOWLIST if only_allowed else None)
 
 
 def apply_to(op_db):

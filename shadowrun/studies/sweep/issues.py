@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["changes_issues", "known_line", "sweep_issues"]
 
+# The words of a ledger; all other failures are errors.
 _STATUSES = {
     Kind.UNSUPPORTED: "unsupported",
     Kind.UNSUPPORTED_DTYPE: "unsupported",
@@ -28,7 +29,6 @@ _STATUSES = {
     Kind.SILENT_FALLBACK: "fallback",
     Kind.WARNED_FALLBACK: "fallback",
 }
-"""The words of a ledger; all other failures are errors."""
 
 
 def known_line(finding: CaseFinding, operator: str, ledger: KnownIssues | None) -> KnownLine | None:

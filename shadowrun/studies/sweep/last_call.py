@@ -41,8 +41,8 @@ _START = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]);"
     "from shadowrun.studies.sweep.last_call import main; main(json.loads(sys.argv[2]), sys.argv[3])"
 )
+# Time limit of the start of the process, which imports torch; the limit of the case begins later.
 _MARGIN_S = 120.0
-"""Time limit of the start of the process, which imports torch; the limit of the case begins later."""
 
 
 @dataclass(frozen=True, slots=True)

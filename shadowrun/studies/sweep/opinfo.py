@@ -43,8 +43,8 @@ STAYS = {"tensor_split": (1,)}
 _MAX_SAMPLES = 25
 # float32 first: with it the operators of the backward pass are called too.
 _DTYPES = ("float32", "int64", "bool", "complex64")
+# Copies occur in many functions, and a user who selects a function does not mean them.
 _COPIES = ("aten::clone", "aten::copy_", "aten::_to_copy", "aten::contiguous")
-"""Copies occur in many functions, and a user who selects a function does not mean them."""
 _MODULE = "torch.testing._internal.common_methods_invocations"
 
 

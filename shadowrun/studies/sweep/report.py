@@ -56,6 +56,7 @@ ALL = 1_000_000
 _REST = "-f csv lists all"
 _NAME = Column("operator", "name")
 
+# Columns of the table of cases.
 _KINDS = {
     "pass": (Kind.PASS,),
     "unsupported": (Kind.UNSUPPORTED, Kind.UNSUPPORTED_DTYPE),
@@ -67,7 +68,6 @@ _KINDS = {
     "not valid": (Kind.NOT_VALID,),
     "harness": (Kind.HARNESS,),
 }
-"""Columns of the table of cases."""
 
 
 def sweep_document(

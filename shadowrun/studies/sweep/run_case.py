@@ -353,12 +353,10 @@ class CaseRunner:
         return []
 
     def _is_other_decomposition(self, program: Program, k: int, actual: Any) -> bool:
-        """Whether a result differs because torch decomposes the function into other operators.
-
-        Torch chooses other operators under a dispatch mode, and on a device with a fused operator (attention). So the
-        reference runs under the comparison too. If results still differ, other operators computed them: the bound is
-        then half of the digits.
-        """
+        """Whether a result differs because torch decomposes the function into other operators."""
+        # Torch chooses other operators under a dispatch mode, and on a device with a fused operator (attention). So the
+        # reference runs under the comparison too. If results still differ, other operators computed them: the bound is
+        # then half of the digits.
         prepared = program(_CPU)
         torch.manual_seed(0)
         with self._run:

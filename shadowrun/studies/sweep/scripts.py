@@ -55,13 +55,13 @@ __all__ = ["itself_fields", "smallest_mismatch", "write_script"]
 
 _PROCESS_ENDS = (Kind.CRASH, Kind.TIMEOUT, Kind.OUT_OF_MEMORY)
 _CALL_LIMIT_S = 60.0
+# Kinds of a sweep to those of a run's findings.
 _KINDS = {
     **dict.fromkeys((Kind.UNSUPPORTED, Kind.UNSUPPORTED_DTYPE), "unsupported"),
     **dict.fromkeys((Kind.ERROR, *_PROCESS_ENDS), "error"),
     **dict.fromkeys((Kind.MISMATCH, Kind.FORM, Kind.REFERENCE), "mismatch"),
     **dict.fromkeys((Kind.SILENT_FALLBACK, Kind.WARNED_FALLBACK), "fallback"),
 }
-"""Kinds of a sweep to those of a run's findings."""
 _REFERENCE_VARIANT = {Part.TAIL: "element by element", Part.SLICE: "alone", Part.LAYOUT: "contiguous"}
 _TITLES = {
     Kind.MISSING_ERROR: "is accepted",

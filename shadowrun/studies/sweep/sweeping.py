@@ -271,8 +271,8 @@ def _cpu_s() -> float:
 
 
 ENTRY: Final = "shadowrun.studies.sweep.worker:start"
+# Workers that may die in one part of an operator.
 _MAX_DEATHS: Final = 3
-"""Workers that may die in one part of an operator."""
 
 
 class SweepWork:

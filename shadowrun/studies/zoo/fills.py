@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["described", "fitted"]
 
 _FEW: Final = 2
+# Integers beyond it are no float64, which a fill has.
 _MAX_EXACT: Final = 1 << 53
-"""Integers beyond it are no float64, which a fill has."""
 
 
 def described(

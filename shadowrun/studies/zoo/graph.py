@@ -23,7 +23,7 @@ import torch
 
 from shadowrun.errors import brief
 from shadowrun.intercept.checked_calls import check_inside
-from shadowrun.intercept.op_allowlist import Refused, check_arguments, depends_on_values, operator_named
+from shadowrun.intercept.op_allowlist import Refused, check_arguments, operator_named
 from shadowrun.store import plain_json
 from shadowrun.studies.zoo.values import KINDS
 from shadowrun.torch_private import schema_of
@@ -295,8 +295,7 @@ def check_call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     Raises:
         Refused: No file may give these arguments.
     """
-    if depends_on_values(op):
-        check_arguments(op, args, kwargs)
+    check_arguments(op, args, kwargs)  # of each: a call may give a tensor where a dtype has to be
     check_inside(op, args, kwargs)
 
 
@@ -409,6 +408,7 @@ def _input(
     return Input(name, sizes, found, Fill(kind, low, high), steps, offset, bool(requires_grad), role)
 
 
+# Dtypes that values can be made in: not those of quantized tensors, nor those that kernels do not know.
 _DTYPES: Final = {
     name: getattr(torch, name)
     for name in (
@@ -417,7 +417,6 @@ _DTYPES: Final = {
         *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
     )
 }
-"""Dtypes that values can be made in: not those of quantized tensors, nor those that kernels do not know."""
 _MAX_INTEGER: Final = 2.0**62
 
 

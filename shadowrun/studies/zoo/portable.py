@@ -143,7 +143,7 @@ def _reshape(call: _Call) -> _Rewritten:
 
 
 def _zeros(call: _Call) -> _Rewritten:
-    """Memory that nobody filled, and zeros without memory: a program that reads them reads zeros, on all devices."""
+    """Uninitialised memory, and zeros without memory: a program that reads them reads zeros, on all devices."""
     given = call.by_name()
     named = {k: given[k] for k in ("dtype", "layout", "device") if given.get(k) is not None}
     # `zeros` takes no memory format.

@@ -28,16 +28,16 @@ __all__ = ["DEFAULT_FILE", "Program", "Stage", "Zoo", "program_of", "read_zoo", 
 DEFAULT_FILE: Final = ".shadowzoo"
 _FORMAT: Final = "shadowrun zoo"
 _VERSION: Final = 1
+# Of all lines, unpacked.
 _MAX_BYTES: Final = 1 << 31
-"""Of all lines, unpacked."""
 _LEAST_BYTES: Final = 1 << 26
+# Bytes of lines for each of the file; zoos have some 30. More than `_LEAST_BYTES` must keep it.
 _RATIO: Final = 200
-"""Bytes of lines for each of the file; zoos have some 30. More than `_LEAST_BYTES` must keep it."""
+# Bytes of lines that are no programs: these are parsed at once.
 _MAX_STAGES: Final = 1 << 26
-"""Bytes of lines that are no programs: these are parsed at once."""
 _MAX_LINE: Final = 1 << 25
+# Of the decoder; what `write_zoo` writes needs 9 MiB.
 _MAX_MEMORY: Final = 1 << 27
-"""Of the decoder; what `write_zoo` writes needs 9 MiB."""
 _MAX_PROGRAMS: Final = 1_000_000
 _N_DIGITS: Final = 12
 _MAX_TEXT: Final = 400
@@ -213,7 +213,7 @@ def _read(path: Path) -> tuple[dict[str, bytes], list[Stage]]:
     next(lines)
     n_bytes = 0
     for line in lines:
-        # The head of a row tells what it is: graphs are parsed when they are used.
+        # The head of a row shows what it is: graphs are parsed when they are used.
         if line.startswith(b'["program","'):
             key = line[12 : 12 + _N_DIGITS].decode("ascii")
             # Raises where the id is no hexadecimal number, which is damage.

@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
@@ -19,8 +20,9 @@ from shadowrun.intercept.plan import Action, OpPlan, make_plan
 from shadowrun.studies.zoo import values
 from shadowrun.studies.zoo.capture import tensors_in
 from shadowrun.studies.zoo.fills import described
-from shadowrun.studies.zoo.graph import Graph, Input, Node, Ref, Runner, refs_in
-from shadowrun.studies.zoo.sources.source import RUNS, Collected, LeftOut, checked, reason_of
+from shadowrun.studies.zoo.graph import Graph, Input, Node, Ref, Runner, from_json, refs_in, to_json
+from shadowrun.studies.zoo.sources.isolated import Candidate, IsolatedCalls
+from shadowrun.studies.zoo.sources.source import RUNS, Collected, LeftOut, checked
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
@@ -32,24 +34,24 @@ __all__ = ["MAX_OPERATORS", "SOURCE", "mine"]
 
 SOURCE: Final = "subgraphs"
 MAX_OPERATORS: Final = 6
+# Subgraphs of one size that are looked at for one operator: of hubs there would be millions.
 _EACH: Final = 6
-"""Subgraphs of one size that are looked at for one operator: of hubs there would be millions."""
+# Programs made of one pattern, with inputs of different sizes.
 _FORMS: Final = 3
-"""Programs made of one pattern, with inputs of different sizes."""
+# Programs that a subgraph names as its origin.
 _NAMED: Final = 8
-"""Programs that a subgraph names as its origin."""
+# Calls of a program that are looked at.
 _MAX_NODES: Final = 3000
-"""Calls of a program that are looked at."""
+# Values of a program that are kept at once, to describe the inputs of its subgraphs. With no bound, the two programs of
+# longformer left 2.1 GB behind: what is freed between small objects that stay goes not back.
 _MAX_BYTES: Final = 1 << 28
-"""Values of a program that are kept at once, to describe the inputs of its subgraphs. With no bound, the
-two programs of longformer left 2.1 GB behind: what is freed between small objects that stay goes not back."""
+# Patterns whose counts are kept, some 200 bytes each. Above, half are forgotten, those of the fewest programs: one that
+# comes again is counted from then on.
 _MAX_COUNTED: Final = 1 << 20
-"""Patterns whose counts are kept, some 200 bytes each. Above, half are forgotten, those of the fewest programs:
-one that comes again is counted from then on."""
 
 
-_Counts: TypeAlias = dict[bytes, tuple[int, int]]
-"""Occurrences, and programs with one, by pattern."""
+# Occurrences, and programs with one, by pattern.
+_Counts: TypeAlias = dict[str, tuple[int, int]]
 
 
 @dataclass(slots=True)
@@ -59,12 +61,12 @@ class _Pattern:
     Attributes:
         count: How many.
         programs: Ids of some of them.
-        graphs: Of different sizes, with a name, by these.
+        graphs: Of different sizes, as JSON and with a name, by these.
     """
 
     count: int
     programs: dict[str, None] = field(default_factory=dict)
-    graphs: dict[Any, tuple[str, Graph]] = field(default_factory=dict)
+    graphs: dict[str, tuple[str, Any]] = field(default_factory=dict)
 
 
 def mine(
@@ -74,6 +76,7 @@ def mine(
     max_operators: int = MAX_OPERATORS,
     min_programs: int = 2,
     most: int = 2000,
+    isolated: bool = False,
 ) -> Collected:
     """Subgraphs that occur several times in these programs.
 
@@ -83,6 +86,7 @@ def mine(
         max_operators: Most operators of one; views do not count.
         min_programs: Programs that have to have it.
         most: Patterns that become programs, those that occur most often first.
+        isolated: Look at each program in a worker process with limits of time and memory.
 
     Returns:
         Programs in the order of their counts, and what was left out.
@@ -91,41 +95,68 @@ def mine(
     # Graphs of all patterns took 2.2 GB on 1,200 programs.
     counts: _Counts = {}
     # Twice over the programs: of a million patterns only counts are kept, and graphs of the frequent ones are cut then.
-    usable = [p for p in programs if p.source != SOURCE]
-    for number, program in enumerate(usable):
-        on_progress(number, 2 * len(usable), program.name)
-        found.tried("program looked at", program.name, lambda: _count(program, counts, max_operators))  # noqa: B023
+    usable = [Candidate(p.name, p) for p in programs if p.source != SOURCE]
+    skipped: set[str] = set()
+    patterns: dict[str, _Pattern] = {}
+
+    def graph_of(one: Candidate) -> dict[str, Any]:
+        return {"graph": to_json(one.given.graph), "most": max_operators}
+
+    def counted(one: Candidate, here: dict[str, int]) -> None:
+        for key, n in here.items():
+            count, n_programs = counts.get(key, (0, 0))
+            counts[key] = count + n, n_programs + 1
         _forget(counts, _MAX_COUNTED)
-    # The sort is stable: patterns of one count stay in the order of the programs.
-    frequent = sorted((key for key, (_, n) in counts.items() if n >= min_programs), key=lambda key: -counts[key][0])
-    chosen = {key: _Pattern(counts[key][0]) for key in frequent[:most]}
-    found.counted(f"patterns that {min_programs} programs have", len(counts), n_out=len(frequent))
-    found.counted(f"the {most} most frequent", len(frequent), n_out=len(chosen))
-    skipped = {name for stage in found.stages for name, _ in stage.left_out}
-    for number, program in enumerate(usable):
-        on_progress(len(usable) + number, 2 * len(usable), program.name)
-        if program.name not in skipped:
-            found.tried("program run", program.name, lambda: _cut(program, chosen, max_operators))  # noqa: B023
-    for pattern in chosen.values():
-        for name, graph in pattern.graphs.values():
-            _take(found, name, graph, pattern)
+        found.note("program looked at", one.name)
+
+    def skip(one: Candidate, why: str) -> None:
+        skipped.add(one.name)
+        found.note("program looked at", one.name, why)
+
+    def graph_and_patterns(one: Candidate) -> dict[str, Any]:
+        full = [key for key, pattern in patterns.items() if len(pattern.graphs) == _FORMS]
+        return {**graph_of(one), "wanted": list(patterns), "full": full}
+
+    def taken(one: Candidate, here: dict[str, Any]) -> None:
+        for key in here["seen"]:
+            if len(patterns[key].programs) < _NAMED:
+                patterns[key].programs[one.given.id] = None
+        for key, forms, name, graph in here["cut"]:
+            if len(patterns[key].graphs) < _FORMS:
+                patterns[key].graphs.setdefault(forms, (name, graph))
+        found.note("program run", one.name)
+
+    def progress(before: int) -> Callable[..., None]:
+        total = 2 * len(usable)
+        return lambda done, _, name: on_progress(min(before + done, total), total, name)
+
+    with IsolatedCalls(isolated=isolated) as processes:
+        processes.each(occurrences, usable, graph_of, counted, skip, progress(0))
+        # The sort is stable: patterns of one count stay in the order of the programs.
+        frequent = sorted((key for key, (_, n) in counts.items() if n >= min_programs), key=lambda key: -counts[key][0])
+        patterns |= {key: _Pattern(counts[key][0]) for key in frequent[:most]}
+        found.counted(f"patterns that {min_programs} programs have", len(counts), n_out=len(frequent))
+        found.counted(f"the {most} most frequent", len(frequent), n_out=len(patterns))
+        runnable = [one for one in usable if one.name not in skipped]
+        not_run = partial(_leave_out, found, "program run")
+        processes.each(cut, runnable, graph_and_patterns, taken, not_run, progress(len(usable)))
+        made = [
+            Candidate(name, (graph, pattern))
+            for pattern in patterns.values()
+            for name, graph in pattern.graphs.values()
+        ]
+
+        def keep(one: Candidate, graph: Any) -> None:
+            _, pattern = one.given
+            found.add_checked(one.name, from_json(graph), tuple(pattern.programs), pattern.count)
+
+        fails = partial(_leave_out, found, RUNS)
+        processes.each(run_again, made, lambda one: one.given[0], keep, fails, progress(2 * len(usable)))
     return found
 
 
-def _take(found: Collected, name: str, graph: Graph, pattern: _Pattern) -> None:
-    try:
-        found.add_checked(name, checked(graph), tuple(pattern.programs), pattern.count)
-    except LeftOut as error:
-        found.note(RUNS, name, reason_of(error))
-
-
-def _count(program: Program, counts: _Counts, max_operators: int) -> None:
-    """Count the occurrences in a program."""
-    one = _Wired(program.graph)
-    here = Counter(one.key(one.with_views(chosen)) for chosen in one.connected(max_operators))
-    for key, n in here.items():
-        count, n_programs = counts.get(key, (0, 0))
-        counts[key] = count + n, n_programs + 1
+def _leave_out(found: Collected, step: str, one: Candidate, why: str) -> None:
+    found.note(step, one.name, why)
 
 
 def _forget(counts: _Counts, most: int) -> None:
@@ -137,20 +168,33 @@ def _forget(counts: _Counts, most: int) -> None:
         counts.update(kept)
 
 
-def _cut(program: Program, patterns: dict[bytes, _Pattern], max_operators: int) -> None:
-    """Make graphs of the occurrences in a program, of those patterns."""
-    one = _Ran(program.graph)
-    for chosen in one.connected(max_operators):
+def occurrences(given: dict[str, Any]) -> dict[str, int]:
+    """How often a program has each pattern, by its key."""
+    one = _Wired(from_json(given["graph"]))
+    return Counter(one.key(one.with_views(chosen)).hex() for chosen in one.connected(given["most"]))
+
+
+def cut(given: dict[str, Any]) -> dict[str, Any]:
+    """Keys of the wanted patterns that a program has, and graphs of occurrences: key, forms of inputs, name, graph."""
+    one = _Ran(from_json(given["graph"]))
+    wanted, full = set(given["wanted"]), set(given["full"])
+    forms_of: dict[str, set[str]] = {}
+    made = []
+    for chosen in one.connected(given["most"]):
         members = one.with_views(chosen)
-        pattern = patterns.get(one.key(members))
-        if pattern is None:
+        key = one.key(members).hex()
+        if key not in wanted:
             continue
-        if len(pattern.programs) < _NAMED:
-            pattern.programs[program.id] = None
-        if len(pattern.graphs) < _FORMS:
-            forms = one.forms(members)
-            if forms not in pattern.graphs:
-                pattern.graphs[forms] = one.name(chosen), one.cut(members, chosen)
+        known = forms_of.setdefault(key, set())
+        if key not in full and len(known) < _FORMS and (forms := repr(one.forms(members))) not in known:
+            known.add(forms)
+            made.append((key, forms, one.name(chosen), to_json(one.cut(members, chosen))))
+    return {"seen": list(forms_of), "cut": made}
+
+
+def run_again(graph: Any) -> Any:
+    """A subgraph that runs on generated values."""
+    return to_json(checked(from_json(graph)))
 
 
 class _Wired:

@@ -30,8 +30,8 @@ _MULTIPLIERS: Final = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111E
 _SHIFTS: Final = np.uint64(30), np.uint64(27), np.uint64(31)
 _TO_53_BITS: Final = np.uint64(11)
 _UNIT: Final = 2.0**-53
+# Of exceptional values, one element in so many is exceptional.
 _RARE: Final = 8
-"""Of exceptional values, one element in so many is exceptional."""
 
 
 def make(described: Input, seed: int = 0) -> torch.Tensor:

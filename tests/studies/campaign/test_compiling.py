@@ -9,7 +9,7 @@ from shadowrun.studies.campaign import compiling
 from shadowrun.studies.campaign.recipe import Recipe
 from shadowrun.studies.campaign.runner import RunnerSettings, VariantRunner
 from shadowrun.studies.campaign.variant import Execution, Variant
-from shadowrun.studies.zoo.graph import DEVICE, Graph, Input, Node, Ref, Runner
+from shadowrun.studies.zoo.graph import DEVICE, Fill, Graph, Input, Node, Ref, Runner
 from shadowrun.studies.zoo.values import make_all
 from tests.studies.campaign.programs import CONV, EMBEDDING, MLP, POINTWISE
 
@@ -76,3 +76,44 @@ def test_a_graph_that_writes_to_what_requires_gradients_is_compiled():
     # A leaf cannot be written to, and an input without gradient gets one on the way: only on one side, it was said.
     result = runner.run(Variant(Recipe("0a"), graph, Execution(backward=True)), 1)
     assert (result.status, result.reason, result.findings) == ("ok", "", ())
+
+
+# Only the first half of the result is written.
+HALF = Graph(
+    (Input("x", (3,)),),
+    (
+        Node(aten.new_empty.default, (Ref(-1), (6,))),
+        Node(aten.slice.Tensor, (Ref(0), 0, 0, 3)),
+        Node(aten.copy_.default, (Ref(1), Ref(-1))),
+        Node(aten.mul.Tensor, (Ref(0), 2.0)),
+    ),
+    (Ref(3),),
+)
+# Rounded to the smallest subnormal, the mean of these is one of two numbers, and the results differ by 316 of these.
+SMALL = Graph(
+    (Input("x", (4, 64), fill=Fill("normal", 0.0, 2.0**-146)),),
+    (Node(aten.native_layer_norm.default, (Ref(-1), (64,), None, None, 1e-5)),),
+    (Ref(0),),
+)
+
+
+@pytest.mark.parametrize(
+    ("graph", "change", "status"),
+    [
+        (HALF, lambda out: (out[0].index_fill(0, torch.tensor([3, 4, 5]), 7.0),), "ok"),
+        (HALF, lambda out: (out[0].index_fill(0, torch.tensor([2, 3, 4]), 7.0),), "finding"),
+        (SMALL, lambda out: (out[0] + 316 * 2.0**-149,), "ok"),
+        (SMALL, lambda out: (out[0] * 8.0,), "finding"),
+    ],
+)
+def test_what_no_kernel_writes_and_what_rounding_decides_is_open(graph, change, status):
+    def backend(module, _):
+        return lambda *inputs: change(module(*inputs))
+
+    torch._dynamo.register_backend(backend, name="changed")
+    try:
+        found = compiling.check_compiled(Variant(Recipe("0a"), graph, Execution()), "changed", torch.device("cpu"))
+    finally:
+        torch._dynamo.backends.registry._COMPILER_FNS.pop("changed")
+        torch._dynamo.backends.registry._BACKENDS.pop("changed", None)
+    assert found[0] == status

@@ -25,6 +25,13 @@ def made(program, *mutations):
     return build(Recipe(program, tuple(Mutation(name, params) for name, *params in mutations)), LIBRARY)
 
 
+EDGES = Graph(
+    (Input("x", (3, 4)), Input("y", (4, 4)), Input("w", (4, 4))),
+    (Node(aten.exp.default, (Ref(-1),)), Node(aten.addmm.default, (Ref(-2), Ref(-3), Ref(-3)), (("beta", 0.5),))),
+    (Ref(0), Ref(1)),
+)
+
+
 def results(graph, seed=0):
     return Runner(graph)(make_all(graph.inputs, seed))
 
@@ -41,9 +48,9 @@ def refused(mutation, program=MLP_ID, match="."):
 @pytest.mark.parametrize("name", MUTATORS)
 def test_every_mutator_finds_something_that_runs(name):
     mutator, found = MUTATORS[name], 0
-    library = Library({**BY_ID, "bn": Program("bn", BATCH_NORM)})
-    for number in range(60):
-        draft = library.draft(sorted(library.ids)[number % 5])
+    library = Library({**BY_ID, "bn": Program("bn", BATCH_NORM), "edges": Program("edges", EDGES)})
+    for number in range(72):
+        draft = library.draft(library.ids[number % 6])
         params = mutator.propose(draft, Draw(name, number))
         if params is None:
             continue
@@ -100,6 +107,29 @@ def test_a_program_is_grafted_behind_a_value():
 def test_weights_are_negated():
     (before,), (after,) = results(CONV), results(made(CONV_ID, ("weights", 3, "negated")).graph)
     assert torch.equal(before, -after)
+
+
+def test_values_end_right_below_the_last_finite_result():
+    draft = Library({"edges": Program("edges", EDGES)}).draft("edges")
+    found = {MUTATORS["edge"].propose(draft, Draw(n)) for n in range(20)} - {None}
+    assert found == {(0, 0.99 * 88.6875, 88.6875)}  # exp(88.72) is the last: of the numbers that are tried, it is this
+    x = results(MUTATORS["edge"].apply(draft, found.pop()).graph)[0]
+    assert x.isfinite().all()
+    assert x.max() > 1e38
+    for params in ((0, 1, 2.0), (0, 2.0, 1.0), (0, 0.0, float("inf")), (3, 1.0, 2.0)):
+        with pytest.raises(Invalid):
+            MUTATORS["edge"].apply(draft, params)
+
+
+def test_what_beta_zero_promises_not_to_read():
+    draft = Library({"edges": Program("edges", EDGES)}).draft("edges")
+    graph = MUTATORS["unread"].apply(draft, (1, "nan")).graph
+    assert names(graph) == ["exp", "full_like", "sub.Tensor", "addmm"]
+    w = make_all(graph.inputs)[[i.name for i in graph.inputs].index("w")]
+    torch.testing.assert_close(results(graph)[1], w @ w)
+    for params in ((0, "nan"), (1, "0"), (2, "nan")):
+        with pytest.raises(Invalid):
+            MUTATORS["unread"].apply(draft, params)
 
 
 def test_what_decides_indices_is_left_alone():

@@ -7,7 +7,8 @@ import pytest
 from shadowrun.cli.main import main
 from shadowrun.studies.campaign.folder import Folder, Settings
 from shadowrun.studies.campaign.oracles import FIRED, to_mask
-from shadowrun.studies.campaign.store import CampaignStore, FindingRow, ResultRow, VariantRow
+from shadowrun.studies.campaign.store import CampaignStore
+from shadowrun.studies.campaign.tables import FindingRow, ResultRow, VariantRow
 
 MM = FindingRow("aten::mm", "f32", "mismatch", "reduced precision", "inputs rounded to bf16", "evidence", "forward")
 

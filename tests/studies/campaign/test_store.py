@@ -6,7 +6,8 @@ import pytest
 
 from shadowrun.errors import DataFileError
 from shadowrun.studies.campaign.combining import combine
-from shadowrun.studies.campaign.store import CampaignInfo, CampaignStore, Event, FindingRow, ResultRow, VariantRow
+from shadowrun.studies.campaign.store import CampaignStore
+from shadowrun.studies.campaign.tables import CampaignInfo, Event, FindingRow, ResultRow, VariantRow
 
 INFO = CampaignInfo("c0ffee", ("sim", "npu"), "cpu", ("bitwise",), versions={"torch": "2.13.0"})
 WRONG = FindingRow("aten::exp", "f32", "mismatch", "implementation", "words", "1 element of 8", "forward")

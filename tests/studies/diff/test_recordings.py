@@ -1,6 +1,7 @@
 """Two recordings: which calls correspond, what each difference is credited to, and what the report says first."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 from shadowrun.cli.main import main
 from shadowrun.studies.diff.align import align, family, renamed
 from shadowrun.studies.diff.names import NameMap, RowRule
+from shadowrun.studies.diff.plots import precision_figure
 from shadowrun.studies.diff.recordings import FAIL_ON, diff_recordings
 from shadowrun.studies.diff.rounding import Rounding
 from shadowrun.studies.diff.values import Values
@@ -506,3 +508,29 @@ def test_no_torch_is_imported(tmp_path):
     code = "import sys; from shadowrun.cli.main import main; main(['diff', *sys.argv[1:], '-f', 'html']); "
     code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code, a, b], check=False, stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_the_picture_has_each_pair_and_marks_the_first_divergence(tmp_path):
+    assert precision_figure(diffed(tmp_path)) == ()
+    (figure,) = precision_figure(diffed(tmp_path, second={"product": CHANGED}))
+    assert figure.svg.count("<circle") == 2 + len({"algorithm", "input"})
+    assert "first divergence: aten::mm" in figure.svg
+    titles = re.findall(r"<title>call \d: [^<]+</title>", figure.svg)
+    assert len(titles) == 2
+    assert re.search(r"call 0: aten::mm in fc: algorithm, \d+ bits left", titles[0])
+    assert "2 pairs of calls; at least" in figure.caption
+
+
+def test_the_picture_of_many_calls_is_bounded_and_keeps_the_worst(tmp_path):
+    def tape(path, wrong):
+        found = Tape(path)
+        row = found.leaf(X)
+        for n in range(1500):
+            row = found.call("aten::neg", [row], [next_up(X, 5) if n == wrong else X], module=f"m{n}")
+        return found.read()
+
+    (figure,) = precision_figure(
+        diff_recordings(tape(tmp_path / "a.shadowrec", -1), tape(tmp_path / "b.shadowrec", 777))
+    )
+    assert figure.svg.count("<circle") < 420
+    assert "call 777: aten::neg" in figure.svg

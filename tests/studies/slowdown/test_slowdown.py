@@ -10,11 +10,13 @@ import pytest
 import torch
 
 import shadowrun
+from shadowrun.cli import slowdown as slowdown_command
 from shadowrun.cli.main import main
 from shadowrun.errors import DataFileError
 from shadowrun.platforms import resolve
 from shadowrun.studies.slowdown import measuring
 from shadowrun.studies.slowdown.calls import Call, read_mix
+from shadowrun.studies.slowdown.issues import FAIL_ON, slowdown_issues
 from shadowrun.studies.slowdown.measuring import Spread, TimedCall, measure
 from shadowrun.studies.slowdown.table import Slowdown
 
@@ -159,6 +161,29 @@ def test_what_failed_makes_the_step_incomplete():
     found = Slowdown.of([timed("a", 1, 1, 1), failed], 1, 10)
     assert not found.step.complete
     assert found.failing == (failed,)
+
+
+def test_the_slow_ones_as_issues():
+    failed = TimedCall(Call("c", "f32[3]", 1), failed="NotImplementedError: no", on_target=True)
+    calls = [
+        timed("sure", 1, 1, 12, 1),
+        timed("noisy", 1, 1, 12, 11),
+        timed("two", 1, 1, 3),
+        timed("a", 1, 1, 1),
+        failed,
+    ]
+    found = Slowdown.of(calls, 1, 10)
+    issues = slowdown_issues(found, "npu against cpu", ["critical"], "run.shadowrun")
+    assert [(i.name, i.rule, i.level) for i in issues.rows] == [
+        ("sure", "slow/critical", "error"),
+        ("two", "slow", "warning"),
+        ("c", "error", "warning"),
+    ]
+    assert issues.rows[0].message == "sure, npu against cpu: 12.00 times slower, more than 10 beyond the noise"
+    # Within the noise is no finding.
+    assert sorted(issues.passed) == ["a", "noisy"]
+    assert [i.level for i in slowdown_issues(found, "x", FAIL_ON).rows] == ["error", "warning", "error"]
+    assert slowdown_command._FAIL_ON == FAIL_ON
 
 
 def test_command(recorded, capsys):

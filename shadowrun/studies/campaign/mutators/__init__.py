@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from shadowrun.studies.campaign.mutators import arguments, execution, structure, tensors
+from shadowrun.studies.campaign.mutators import arguments, execution, structure, tensors, values, written
 
 if TYPE_CHECKING:
     from shadowrun.studies.campaign.mutators.mutator import Mutator
@@ -22,15 +22,17 @@ _KNOWN: Final[tuple[Mutator, ...]] = (
     structure.Weights(),
     structure.Graft(),
     arguments.Argument(),
+    arguments.Unread(),
     tensors.Size(),
     tensors.Rank(),
     tensors.Broadcast(),
     tensors.Dtype(),
     tensors.Layout(),
-    tensors.InPlace(),
-    tensors.Out(),
-    tensors.Exceptional(),
-    tensors.Scale(),
+    written.InPlace(),
+    written.Out(),
+    values.Exceptional(),
+    values.Scale(),
+    values.Edge(),
     execution.Backward(),
     execution.Autocast(),
     execution.BatchSlice(),

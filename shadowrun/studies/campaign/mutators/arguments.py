@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -10,7 +12,7 @@ import torch
 from shadowrun.intercept.op_allowlist import is_word
 from shadowrun.studies.campaign.mutators.mutator import Edit, node_at, refitted
 from shadowrun.studies.campaign.tracing import Invalid, info, run_node
-from shadowrun.studies.zoo.graph import Node, refs_in
+from shadowrun.studies.zoo.graph import Node, Ref, refs_in
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.campaign.draws import Draw
     from shadowrun.studies.campaign.recipe import Params
 
-__all__ = ["Argument", "with_argument"]
+__all__ = ["Argument", "Unread", "with_argument"]
 
 _MAX_INT: Final = 4096
 _MAX_PRODUCT: Final = 1 << 20
@@ -59,6 +61,40 @@ class Argument:
         edit = Edit(draft.graph, at, drop=True)
         ref = edit.add(new)
         return draft.changed(edit.done(refitted(draft, edit, at, ref, run_node(new, draft.trace))))
+
+
+class Unread:
+    """``beta=0``, with NaN or infinities in what it multiplies: torch promises not to read that."""
+
+    name = "unread"
+    family = "arguments"
+    exceptional = False
+
+    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+        """Call, and value."""
+        calls = [at for at, node in enumerate(draft.graph.nodes) if self._may(draft, node)]
+        return (draw.choice(calls), draw.choice(("nan", "inf", "-inf"))) if calls else None
+
+    @staticmethod
+    def _may(draft: Draft, node: Node) -> bool:
+        # What an in-place call would read is what it writes.
+        if info(node.op).writes or "beta" not in (a.name for a in schema_of(node.op).arguments):
+            return False
+        addend = draft.trace.value(node.args[0]) if node.args and type(node.args[0]) is Ref else None
+        return isinstance(addend, torch.Tensor) and addend.is_floating_point()
+
+    def apply(self, draft: Draft, params: Params) -> Draft:
+        """Put such a tensor in the place of the addend."""
+        at, value = params
+        node = node_at(draft.graph, at)
+        if value not in ("nan", "inf", "-inf") or not self._may(draft, node):
+            raise Invalid("no addend that is not read")
+        edit = Edit(draft.graph, at, drop=True)
+        addend = edit.call(torch.ops.aten.full_like.default, node.args[0], math.inf if value == "nan" else float(value))
+        if value == "nan":  # as a number in a graph it would not equal itself, nor would the graph
+            addend = edit.call(torch.ops.aten.sub.Tensor, addend, addend)
+        ref = edit.add(with_argument(replace(node, args=(addend, *node.args[1:])), "beta", 0))
+        return draft.changed(edit.done({Ref(at): ref}))
 
 
 def _places(draft: Draft) -> Iterator[tuple[int, int]]:
@@ -111,8 +147,8 @@ def with_argument(node: Node, name: str, value: Any) -> Node:
     return Node(node.op, node.args, tuple(sorted(kwargs.items(), key=lambda kv: order.index(kv[0]))), node.module)
 
 
+# A rule found no value.
 _NONE: Final = object()
-"""A rule found no value."""
 
 
 def _one_of(*values: Any) -> Callable[[Draw, Any, torch.Tensor | None], Any]:
@@ -219,6 +255,7 @@ def _split_sizes(draw: Draw, old: Any, _: torch.Tensor | None) -> Any:
 
 
 _EPS: Final = _scalar(1e-3, 1e-5, 1e-6, 1e-8, 1e-12, 0.1, 1.0)
+# By name of the argument. What may be divided by is in `_checked`.
 _RULES: Final[dict[str, Callable[[Draw, Any, torch.Tensor | None], Any]]] = {
     # Dimensions and places
     **dict.fromkeys(("dim", "dim0", "dim1", "dim2", "axis"), _dim),
@@ -281,7 +318,6 @@ _RULES: Final[dict[str, Callable[[Draw, Any, torch.Tensor | None], Any]]] = {
     "margin": _scalar(0.0, 0.5, 1.0),
     "momentum": _scalar(0.1, 0.5, 0.9),
 }
-"""By name of the argument. What may be divided by is in `_checked`."""
 
 
 def _checked(name: str, value: Any) -> Any:

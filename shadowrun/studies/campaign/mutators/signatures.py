@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["others_of", "with_operator"]
 
+# By name in the namespace `aten`: the arguments that a call usually gives have the same types in these.
 _CLASSES: Final = (
     FLOAT,
     """add.Tensor sub.Tensor mul.Tensor div.Tensor maximum minimum fmax fmin atan2 hypot copysign.Tensor logaddexp
@@ -44,7 +45,6 @@ _CLASSES: Final = (
     "smooth_l1_loss huber_loss".split(),  # noqa: SIM905
     "_adaptive_avg_pool2d adaptive_avg_pool2d".split(),  # noqa: SIM905
 )
-"""By name in the namespace `aten`: the arguments that a call usually gives have the same types in these."""
 
 
 @functools.lru_cache(maxsize=1)

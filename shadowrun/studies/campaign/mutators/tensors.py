@@ -1,21 +1,17 @@
-"""Mutators of tensors: sizes, ranks, broadcasting, dtypes, layouts, forms of a call that write, and values."""
+"""Mutators of tensors: sizes, ranks, broadcasting, dtypes and layouts."""
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from shadowrun.operators.facts import facts
-from shadowrun.studies.campaign.mutators.mutator import Edit, node_at, op_named
+from shadowrun.studies.campaign.mutators.mutator import Edit, node_at
 from shadowrun.studies.campaign.mutators.sizes import BATCH, resized, sizes_can_change, sizes_of
 from shadowrun.studies.campaign.tracing import MAX_ELEMENTS, Invalid, info
-from shadowrun.studies.zoo.graph import DEVICE, Fill, Graph, Node, Ref
-from shadowrun.studies.zoo.values import EXCEPTIONAL
-from shadowrun.torch_private import schema_of
+from shadowrun.studies.zoo.graph import Graph, Node, Ref
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +20,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.campaign.draws import Draw
     from shadowrun.studies.campaign.recipe import Params
 
-__all__ = ["Broadcast", "Dtype", "Exceptional", "InPlace", "Layout", "Out", "Rank", "Scale", "Size"]
+__all__ = ["Broadcast", "Dtype", "Layout", "Rank", "Size"]
 
 aten = torch.ops.aten
 # Sides of 4, 8, 16 and 32: vector loops of all widths have a tail there.
@@ -289,262 +285,3 @@ def _check_reach(shape: Sequence[int], strides: Sequence[int], offset: int) -> N
         reach += stride * (n - 1)
     if reach + offset > MAX_ELEMENTS:
         raise Invalid("strides that reach too far")
-
-
-class InPlace:
-    """The in-place form of a call: on a copy, on a dead value, or through a view of a copy."""
-
-    name = "in-place"
-    family = "tensors"
-    exceptional = False
-
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
-        """Call, and ``copy``, ``value`` or ``view``."""
-        found = [
-            at
-            for at, node in enumerate(draft.graph.nodes)
-            if at not in draft.pinned and in_place_form(node.op) and keeps_form(draft, at)
-        ]
-        if not found:
-            return None
-        at = draw.choice(found)
-        node = draft.graph.nodes[at]
-        kinds = ["copy"]
-        if type(node.args[0]) is Ref and _is_dead_after(draft, node.args[0], at):
-            kinds.append("value")
-        if info(node.op).pointwise and not any(type(a) is Ref for a in node.args[1:]) and draft.trace.values[at].dim():
-            kinds.append("view")
-        return (at, draw.choice(kinds))
-
-    def apply(self, draft: Draft, params: Params) -> Draft:
-        """Make it."""
-        at, kind = params
-        node = node_at(draft.graph, at)
-        op = in_place_form(node.op)
-        if op is None or not node.args or type(node.args[0]) is not Ref:
-            raise Invalid("no in-place form")
-        ref = node.args[0]
-        have = draft.trace.tensor(ref)
-        if not keeps_form(draft, at):
-            raise Invalid("a result of another form than its first argument")
-        edit = Edit(draft.graph, at, drop=True)
-        if kind == "value":
-            if not _is_dead_after(draft, ref, at):
-                raise Invalid("its first argument is read elsewhere")
-            return draft.changed(edit.done({Ref(at): edit.add(replace(node, op=op))}))
-        target = edit.call(aten.clone.default, ref, memory_format=torch.contiguous_format)
-        if kind == "copy":
-            done = edit.add(replace(node, op=op, args=(target, *node.args[1:])))
-            return draft.changed(edit.done({Ref(at): done}))
-        if kind != "view" or not have.dim() or any(type(a) is Ref for a in node.args[1:]) or not info(op).pointwise:
-            raise Invalid("no view to write through")
-        part = edit.call(aten.slice.Tensor, target, -1, 0, have.shape[-1], 2)
-        edit.add(replace(node, op=op, args=(part, *node.args[1:])))
-        # Read after the write: the copy's own name would hide from a compiler that it was written to.
-        return draft.changed(edit.done({Ref(at): edit.call(aten.alias.default, target)}))
-
-
-def keeps_form(draft: Draft, at: int) -> bool:
-    """Whether a call returns one tensor of the form of its first argument."""
-    args, made = draft.graph.nodes[at].args, draft.trace.values[at]
-    if not args or type(args[0]) is not Ref or not isinstance(made, torch.Tensor):
-        return False
-    have = draft.trace.value(args[0])
-    return isinstance(have, torch.Tensor) and have.shape == made.shape and have.dtype is made.dtype
-
-
-def _is_dead_after(draft: Draft, ref: Ref, at: int) -> bool:
-    """Whether a value is a call's own, and is read by this call alone."""
-    if ref.node < 0 or draft.uses.get(ref, []) != [at]:
-        return False
-    mine = draft.trace.tensor(ref)
-    if any(s == 0 for s, n in zip(mine.stride(), mine.shape, strict=True) if n > 1):
-        return False
-    # Views of it share its memory: what is written to it would change them.
-    place = mine.untyped_storage().data_ptr()
-    sharing = [r for r, t in draft.tensors() if t.untyped_storage().data_ptr() == place and r.node < at]
-    return sharing == [ref]
-
-
-@functools.lru_cache(maxsize=4096)
-def in_place_form(op: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
-    """``add_.Tensor`` of ``add.Tensor``; None where there is none."""
-    name = str(op.name())  # type: ignore[no-untyped-call]
-    space, _, rest = name.partition("::")
-    packet, _, overload = rest.partition(".")
-    if space != "aten" or info(op).writes or info(op).random or packet.endswith("_"):
-        return None
-    try:
-        found = op_named(f"{packet}_.{overload}")
-    except AttributeError:
-        return None
-    mine, its = schema_of(op).arguments, schema_of(found).arguments
-    return found if [a.name for a in mine] == [a.name for a in its] else None
-
-
-class Out:
-    """The ``out=`` form of a call, into a new tensor that is exact, empty (it is resized), or transposed."""
-
-    name = "out"
-    family = "tensors"
-    exceptional = False
-
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
-        """Call, and ``exact``, ``empty`` or ``transposed``."""
-        found = [
-            at
-            for at, node in enumerate(draft.graph.nodes)
-            if at not in draft.pinned
-            and isinstance(draft.trace.values[at], torch.Tensor)
-            and out_form(node.op)
-            # Not what was made to be written to: it may have another form by now.
-            and next(node.refs(), None) is not None
-        ]
-        return (draw.choice(found), draw.choice(("exact", "empty", "transposed"))) if found else None
-
-    def apply(self, draft: Draft, params: Params) -> Draft:
-        """Make it."""
-        at, kind = params
-        node = node_at(draft.graph, at)
-        form = out_form(node.op)
-        if form is None or kind not in ("exact", "empty", "transposed"):
-            raise Invalid("no out= form")
-        op, name = form
-        want = draft.trace.tensor(Ref(at))
-        shape = [0] if kind == "empty" else list(want.shape)
-        if kind == "transposed":
-            if want.dim() < 2:
-                raise Invalid("less than two dimensions")
-            shape[-1], shape[-2] = shape[-2], shape[-1]
-        edit = Edit(draft.graph, at, drop=True)
-        out = edit.call(aten.full.default, shape, 0, dtype=want.dtype, device=DEVICE)
-        if kind == "transposed":
-            out = edit.call(aten.transpose.int, out, -1, -2)
-        kwargs = tuple((k, v) for k, v in node.kwargs if k in {a.name for a in schema_of(op).arguments})
-        ref = edit.add(replace(node, op=op, kwargs=(*kwargs, (name, out))))
-        return draft.changed(edit.done({Ref(at): ref}))
-
-
-@functools.lru_cache(maxsize=4096)
-def out_form(op: torch._ops.OpOverload) -> tuple[torch._ops.OpOverload, str] | None:
-    """The overload of an operator that writes its one result to a given tensor, and that argument's name."""
-    about, schema = info(op), schema_of(op)
-    # Losses resize the tensor for the result themselves on the way, and torch warns.
-    if (
-        about.writes
-        or about.random
-        or about.layout
-        or "loss" in about.base
-        or "cross_entropy" in about.base
-        or len(schema.returns) != 1
-    ):
-        return None
-    mine = [
-        (a.name, str(a.type)) for a in schema.arguments if a.name not in ("dtype", "layout", "device", "pin_memory")
-    ]
-    packet = op.overloadpacket
-    for overload in packet.overloads():
-        found: torch._ops.OpOverload = getattr(packet, overload)
-        arguments = schema_of(found).arguments
-        outs = [a for a in arguments if a.is_out]
-        rest = [(a.name, str(a.type)) for a in arguments if not a.is_out and a.name != "dtype"]
-        if len(outs) == 1 and rest == mine and str(outs[0].type) == "Tensor":
-            return found, outs[0].name
-    return None
-
-
-def _value_inputs(draft: Draft) -> list[int]:
-    """Floating inputs that decide no index and become no integers."""
-    return [
-        k
-        for k, i in enumerate(draft.graph.inputs)
-        if i.dtype.is_floating_point and -1 - k not in draft.pinned and Ref(-1 - k) in draft.uses
-    ]
-
-
-def with_fill(draft: Draft, k: Any, fill: Fill) -> Draft:
-    """The draft with other values of an input.
-
-    Raises:
-        Invalid: It is no floating input.
-    """
-    graph = draft.graph
-    if type(k) is not int or k not in _value_inputs(draft):
-        raise Invalid("no such floating input")
-    new = replace(graph.inputs[k], fill=fill)
-    return draft.changed(Graph((*graph.inputs[:k], new, *graph.inputs[k + 1 :]), graph.nodes, graph.outputs))
-
-
-def accumulates_behind(draft: Draft, k: int) -> bool:
-    """Whether a call sums what an input leads to.
-
-    A sum that leaves the range on the way depends on the order of its terms: infinity, NaN or a number are all right.
-    """
-    reached = {-1 - k}
-    for at, node in enumerate(draft.graph.nodes):
-        if any(r.node in reached for r in node.refs()):
-            reached.add(at)
-            row = facts(node.name)
-            if row.accumulates or row.normalizes or not (info(node.op).pointwise or row.only_moves):
-                return True
-    return False
-
-
-class Exceptional:
-    """NaN, infinities, zeros of both signs, subnormals or the largest numbers among the values of an input."""
-
-    name = "exceptional"
-    family = "tensors"
-    exceptional = True
-
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
-        """Input and kind."""
-        inputs = _value_inputs(draft)
-        return (draw.choice(inputs), draw.choice(EXCEPTIONAL)) if inputs else None
-
-    def apply(self, draft: Draft, params: Params) -> Draft:
-        """Fill it so."""
-        k, kind = params
-        if kind not in EXCEPTIONAL or type(k) is not int or not 0 <= k < len(draft.graph.inputs):
-            raise Invalid(f"no exceptional values {ascii(kind)[:40]}")
-        if kind == "largest" and accumulates_behind(draft, k):
-            raise Invalid("the largest numbers in a sum")
-        old = draft.graph.inputs[k].fill
-        mean, std = (old.a, old.b) if old.kind == "normal" else (0.0, 1.0)
-        return with_fill(draft, k, Fill(kind, mean, std))
-
-
-class Scale:
-    """Values of an input near the edge of overflow or of underflow of its dtype."""
-
-    name = "scale"
-    family = "tensors"
-    exceptional = False
-
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
-        """Input, and the exponent of 2 of the values' deviation."""
-        inputs = _value_inputs(draft)
-        if not inputs:
-            return None
-        k = draw.choice(inputs)
-        largest, smallest, subnormal = _edges(draft.graph.inputs[k].dtype)
-        # Squares leave the range from half of the largest exponent on; a sum of them needs some more room.
-        near = (largest - 2, largest // 2 - 1) if not accumulates_behind(draft, k) else (largest // 2 - 5,)
-        return (k, draw.choice((*near, smallest + 2, smallest // 2, subnormal + 3)))
-
-    def apply(self, draft: Draft, params: Params) -> Draft:
-        """Scale it."""
-        k, exponent = params
-        if type(exponent) is not int or type(k) is not int or not 0 <= k < len(draft.graph.inputs):
-            raise Invalid("no exponent")
-        largest, _, subnormal = _edges(draft.graph.inputs[k].dtype)
-        if not subnormal <= exponent < largest:
-            raise Invalid("an exponent that the dtype does not have")
-        return with_fill(draft, k, Fill("normal", 0.0, 2.0**exponent))
-
-
-def _edges(dtype: torch.dtype) -> tuple[int, int, int]:
-    """Exponents of 2 of the largest, the smallest normal and the smallest number."""
-    limits = torch.finfo(dtype)
-    smallest = math.frexp(limits.tiny)[1] - 1
-    return math.frexp(limits.max)[1], smallest, smallest + math.frexp(limits.eps)[1] - 1

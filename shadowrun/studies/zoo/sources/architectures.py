@@ -51,8 +51,9 @@ ARCHITECTURE, MODEL, INPUTS, STEP = "architectures", "models built", "forward an
 _PROGRAMS: Final = ("forward", "training-step")
 MAX_PARAMETERS: Final = 12_000_000
 _LIMITS: Final = Limits(seconds=120.0, n_bytes=3 << 30)
+# Inputs that are tried with one model.
 _MAX_TRIES: Final = 12
-"""Inputs that are tried with one model."""
+# Tables of transformers, by the kind of head: those with a loss first.
 _HEADS: Final = (
     *("MODEL_FOR_CAUSAL_LM", "MODEL_FOR_MASKED_LM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM", "MODEL_FOR_SPEECH_SEQ_2_SEQ"),
     *("MODEL_FOR_IMAGE_CLASSIFICATION", "MODEL_FOR_CTC", "MODEL_FOR_AUDIO_CLASSIFICATION", "MODEL_FOR_PRETRAINING"),
@@ -63,7 +64,6 @@ _HEADS: Final = (
     *("MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION", "MODEL_FOR_TEXT_TO_SPECTROGRAM", "MODEL_FOR_KEYPOINT_DETECTION"),
     *("MODEL", "MODEL_FOR_BACKBONE"),
 )
-"""Tables of transformers, by the kind of head: those with a loss first."""
 
 
 def collect(

@@ -18,7 +18,7 @@ from shadowrun.intercept.op_allowlist import operator_named
 from shadowrun.studies.sweep.recorded import read_calls, sample
 from shadowrun.studies.zoo.capture import capture
 from shadowrun.studies.zoo.graph import DEVICE, Fill, Graph, Input, Node, Ref
-from shadowrun.studies.zoo.sources.apart import Candidate, read_each
+from shadowrun.studies.zoo.sources.isolated import Candidate, read_each
 from shadowrun.studies.zoo.sources.source import Collected, LeftOut
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ TRACES: Final = "traces"
 RUN: Final = "run"
 _MAX_BYTES: Final = 1 << 28
 _MAX_LINE: Final = 1 << 16
+# Characters of a call: one more than may be, so that a longer one is still seen to be too long.
 _KEPT: Final = _MAX_LINE + 1
-"""Characters of a call: one more than may be, so that a longer one is still seen to be too long."""
 _OPERATOR: Final = re.compile(r"Operator: ([\w.:]+)", re.ASCII)
 _COUNTED: Final = re.compile(r"cnt: (\d{1,9}), (.*)", re.DOTALL)
 _ONE_LINE: Final = re.compile(r"([\w.:]+),\s*(\d{1,9}),\s*(\(.*)", re.DOTALL | re.ASCII)
@@ -55,7 +55,7 @@ _CONSTANTS: Final = {"inf": float("inf"), "nan": float("nan"), "device": DEVICE}
 
 
 def collect_traces(
-    path: Path, wanted: Callable[[str], bool], on_progress: Callable[..., None], *, apart: bool = False
+    path: Path, wanted: Callable[[str], bool], on_progress: Callable[..., None], *, isolated: bool = False
 ) -> Collected:
     """Programs of the calls in a text trace.
 
@@ -63,7 +63,7 @@ def collect_traces(
         path: The file.
         wanted: Whether an operator such as ``aten::add.Tensor`` is.
         on_progress: Called with done, total and name.
-        apart: Read and run each in a worker process with limits.
+        isolated: Read and run each in a worker process with limits.
 
     Raises:
         DataFileError: The file cannot be read.
@@ -72,7 +72,7 @@ def collect_traces(
     calls = [
         Candidate(f"{name} {text}"[:160], (name, text), count) for name, count, text in _calls(path) if wanted(name)
     ]
-    read_each(found, graph_of_trace, calls, on_progress, apart=apart)
+    read_each(found, graph_of_trace, calls, on_progress, isolated=isolated)
     return found
 
 
@@ -180,7 +180,7 @@ class _Reader:
 
 
 def collect_run(
-    path: Path, wanted: Callable[[str], bool], on_progress: Callable[..., None], *, apart: bool = False
+    path: Path, wanted: Callable[[str], bool], on_progress: Callable[..., None], *, isolated: bool = False
 ) -> Collected:
     """Programs of the distinct calls that a run recorded, in a ``.shadowrun`` file.
 
@@ -196,7 +196,7 @@ def collect_run(
         if wanted(name)
         for text in texts
     ]
-    read_each(found, graph_of_recorded, calls, on_progress, apart=apart)
+    read_each(found, graph_of_recorded, calls, on_progress, isolated=isolated)
     return found
 
 

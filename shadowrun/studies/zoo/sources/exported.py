@@ -16,8 +16,8 @@ import torch
 
 from shadowrun.errors import DataFileError
 from shadowrun.studies.zoo.graph import Fill, Input
-from shadowrun.studies.zoo.sources.apart import candidates_below, read_each
 from shadowrun.studies.zoo.sources.foreign_graph import MAX_ELEMENTS, Rows, captured, plain
+from shadowrun.studies.zoo.sources.isolated import candidates_below, read_each
 from shadowrun.studies.zoo.sources.source import Collected, LeftOut
 
 if TYPE_CHECKING:
@@ -28,27 +28,27 @@ if TYPE_CHECKING:
 __all__ = ["EXPORTED", "collect_exported", "graph_of_file"]
 
 EXPORTED: Final = "exported"
+# The file in the archive, since torch 2.8 and before.
 _GRAPHS: Final = ("models/model.json", "serialized_exported_program.json")
-"""The file in the archive, since torch 2.8 and before."""
 _MAX_BYTES: Final = 1 << 26
 _MAX_FILES: Final = 100_000
+# By the number of `torch._export.serde.schema.ScalarType`.
 _DTYPES: Final = (
     *(None, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32),
     *(torch.float64, torch.complex32, torch.complex64, torch.complex128, torch.bool, torch.bfloat16),
 )
-"""By the number of `torch._export.serde.schema.ScalarType`."""
 _LAYOUT_STRIDED: Final = 7
 _MEMORY_FORMATS: Final = (
     *(None, torch.contiguous_format, torch.channels_last, torch.channels_last_3d, torch.preserve_format),
 )
+# Kind of an argument that is given by keyword.
 _BY_NAME: Final = 2
-"""Kind of an argument that is given by keyword."""
 _PLAIN: Final = ("as_int", "as_float", "as_bool", "as_string")
 _LISTS: Final = ("as_ints", "as_floats", "as_bools", "as_strings")
 
 
 def collect_exported(
-    path: Path, wanted: Callable[[str], bool], on_progress: Callable[..., None], *, apart: bool = False
+    path: Path, wanted: Callable[[str], bool], on_progress: Callable[..., None], *, isolated: bool = False
 ) -> Collected:
     """Programs of a ``.pt2`` file, or of all at or below a folder.
 
@@ -56,7 +56,7 @@ def collect_exported(
         path: The file or folder.
         wanted: Whether a file, by its path below the folder, is.
         on_progress: Called with done, total and name.
-        apart: Read and run each in a worker process with limits.
+        isolated: Read and run each in a worker process with limits.
 
     Raises:
         DataFileError: There is none.
@@ -65,7 +65,7 @@ def collect_exported(
     if not files or not all(file.is_file() for file in files):
         raise DataFileError(f"{str(path)!r} is no .pt2 file, and no folder with one.", slug="zoo-source-file")
     found = Collected(EXPORTED)
-    read_each(found, graph_of_file, candidates_below(path, files, wanted), on_progress, apart=apart)
+    read_each(found, graph_of_file, candidates_below(path, files, wanted), on_progress, isolated=isolated)
     return found
 
 

@@ -1,6 +1,6 @@
 """Folders in the layout of GraphNet: ``model.py`` with a graph in FX's Python, ``weight_meta.py``, ``input_meta.py``.
 
-The files are Python of somebody else. They are read as syntax trees, never imported or run: assignments of calls, and
+The files are untrusted Python. They are read as syntax trees, never imported or run: assignments of calls, and
 names of functions that `compiled.graph_text` knows.
 """
 
@@ -17,8 +17,8 @@ from shadowrun.errors import DataFileError
 from shadowrun.limits import read_text
 from shadowrun.studies.zoo.fills import fitted
 from shadowrun.studies.zoo.graph import Fill, Input
-from shadowrun.studies.zoo.sources.apart import candidates_below, read_each
 from shadowrun.studies.zoo.sources.foreign_graph import MAX_ELEMENTS, Rows, captured, plain
+from shadowrun.studies.zoo.sources.isolated import candidates_below, read_each
 from shadowrun.studies.zoo.sources.source import Collected, LeftOut
 
 if TYPE_CHECKING:
@@ -45,13 +45,13 @@ _DUNDERS: Final = {
     f"__{name.rstrip('_')}__": name for name in (*_BINARY.values(), *_COMPARISONS.values(), *_UNARY.values())
 } | {"__getitem__": "getitem", "__setitem__": "setitem"}
 _NUMBERS: Final = {"inf": float("inf"), "nan": float("nan")}
+# They count uses, or raise where a size is wrong: no result needs them.
 _NO_EFFECT: Final = ("torch._C._log_api_usage_once", "torch._check", "torch._check_is_size")
-"""They count uses, or raise where a size is wrong: no result needs them."""
 _Kinds = (torch.dtype, torch.layout, torch.memory_format)
 
 
 def collect_folders(
-    path: Path, wanted: Callable[[str], bool], on_progress: Callable[..., None], *, apart: bool = False
+    path: Path, wanted: Callable[[str], bool], on_progress: Callable[..., None], *, isolated: bool = False
 ) -> Collected:
     """Programs of all folders in GraphNet's layout at or below a folder.
 
@@ -59,7 +59,7 @@ def collect_folders(
         path: The folder.
         wanted: Whether a folder, by its path below this one, is.
         on_progress: Called with done, total and name.
-        apart: Read and run each in a worker process with limits.
+        isolated: Read and run each in a worker process with limits.
 
     Raises:
         DataFileError: There is no such folder, or none in that layout.
@@ -73,7 +73,7 @@ def collect_folders(
             f"{str(path)!r} has no folder with {_MODEL} and {_WEIGHTS}, the layout of GraphNet.", slug="zoo-source-file"
         )
     found = Collected(GRAPHNET)
-    read_each(found, graph_of_folder, candidates_below(path, folders, wanted), on_progress, apart=apart)
+    read_each(found, graph_of_folder, candidates_below(path, folders, wanted), on_progress, isolated=isolated)
     return found
 
 

@@ -18,8 +18,8 @@ __all__ = ["candidates"]
 
 _BATCH: Final = 2
 _LENGTH: Final = 8
+# Above it lie the special tokens of scaled configurations.
 _HIGHEST_TOKEN: Final = 96
-"""Above it lie the special tokens of scaled configurations."""
 _IDS: Final = ("input_ids", "decoder_input_ids", "entity_ids")
 _ONES: Final = ("attention_mask", "decoder_attention_mask", "entity_attention_mask")
 

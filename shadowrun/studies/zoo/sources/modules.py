@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import warnings
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,8 +21,10 @@ __all__ = ["SOURCE", "collect"]
 
 SOURCE: Final = "modules"
 _MODULE: Final = "torch.testing._internal.common_modules"
+# Of one module; the database has up to 61.
 _MAX_INPUTS: Final = 40
-"""Of one module; the database has up to 61."""
+# One operator for all of it, where no gradient is wanted and the batch comes first: the database has no such input.
+_FUSED: Final = "nn.TransformerEncoderLayer"
 
 
 def collect(patterns: Callable[[str], bool], on_progress: Callable[..., None]) -> Collected:
@@ -48,6 +51,12 @@ def collect(patterns: Callable[[str], bool], on_progress: Callable[..., None]) -
                     graph = found.tried("captured", name, lambda: _captured(info, one, training))  # noqa: B023
                     if graph is not None:
                         found.add(name, graph)
+        if patterns(_FUSED):
+            for options in itertools.product(("relu", "gelu"), (False, True)):
+                name = f"{_FUSED} {options[0]}{' norm first' if options[1] else ''} without gradients"
+                graph = found.tried("captured", name, lambda: _fused(*options))  # noqa: B023
+                if graph is not None:
+                    found.add(name, graph)
     return found
 
 
@@ -72,6 +81,14 @@ def _inputs(info: Any, training: bool) -> list[Any]:
     seeded(info.name)
     made = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=False, training=training)
     return list(made)[:_MAX_INPUTS]
+
+
+def _fused(activation: str, norm_first: bool) -> Any:
+    seeded(_FUSED)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, activation, batch_first=True, norm_first=norm_first).eval()
+    # Not the module itself: what is captured of a module has hooks, and with these it calls no fused operator.
+    with torch.no_grad():
+        return capture_generated(layer.forward, torch.linspace(-1, 1, 48).reshape(2, 3, 8))
 
 
 def _captured(info: Any, one: Any, training: bool) -> Any:

@@ -1,6 +1,7 @@
 """Torch's own operators with the inputs of torch's operator database, as programs, with their gradients.
 
-A random operator has no program: what it draws is an input (`zoo.capture`).
+What a random operator draws is an input (`zoo.capture`), so that it has no program; but for dropout, whose result
+follows from its mask.
 """
 
 from __future__ import annotations
@@ -13,22 +14,24 @@ import torch
 
 from shadowrun.studies.sweep.opinfo import database, dtypes, samples
 from shadowrun.studies.zoo.capture import capture_generated, tensors_in
+from shadowrun.studies.zoo.graph import Graph, Input, Node, Ref
 from shadowrun.studies.zoo.sources.source import Collected, LeftOut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shadowrun.studies.sweep.inputs import Sample
-    from shadowrun.studies.zoo.graph import Graph
 
 __all__ = ["SOURCE", "collect"]
 
 SOURCE: Final = "operators"
+# Of one operator in one dtype: the first that have other shapes or arguments.
 _SAMPLES: Final = 4
-"""Of one operator in one dtype: the first that have other shapes or arguments."""
+# The first of these that an operator takes; mutations make others of it.
 _DTYPES: Final = ("float32", "int64", "bool", "complex64")
-"""The first of these that an operator takes; mutations make others of it."""
 _MAX_ELEMENTS: Final = 1 << 16
+# Shares that dropout drops.
+_DROPPED: Final = (0.1, 0.25, 0.9)
 
 
 def collect(patterns: Callable[[str], bool], on_progress: Callable[..., None]) -> Collected:
@@ -63,7 +66,17 @@ def collect(patterns: Callable[[str], bool], on_progress: Callable[..., None]) -
                     )
                     if graph is not None:
                         found.add(f"{name}{what} {k}", graph)
+            if name == "nn.functional.dropout":
+                for p in _DROPPED:
+                    found.add(f"native_dropout {p}", _dropout(p))
     return found
+
+
+def _dropout(p: float) -> Graph:
+    """Dropout whose result is judged at its call, and read by nothing that depends on its values: these are drawn."""
+    shape = (16, 64)
+    drawn = Node(torch.ops.aten.native_dropout.default, (Ref(-1), p, True))
+    return Graph((Input("input", shape),), (drawn, Node(torch.ops.aten.zeros_like.default, (Ref(0),))), (Ref(1),))
 
 
 def _samples(name: str, dtype: str) -> list[Sample]:

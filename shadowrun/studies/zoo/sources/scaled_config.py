@@ -16,8 +16,8 @@ VOCABULARY: Final = 128
 LEVELS: Final = 4
 """Ways to scale down, the smallest first."""
 
+# Of each level. 512 has heads of 128, as rotary embeddings with sections of their own want.
 _WIDTHS: Final = (32, 64, 512, 0)
-"""Of each level. 512 has heads of 128, as rotary embeddings with sections of their own want."""
 _N_HEADS: Final = 4
 _DROPOUT: Final = re.compile(r"drop|(?:^|_)mask_(?:time|feature)_prob|jitter")
 _LAYERS: Final = re.compile(

@@ -32,8 +32,8 @@ __all__ = ["PACKAGES", "collect", "worker"]
 PACKAGES: Final = ("torchvision", "timm")
 _BATCH: Final = 2
 _CLASSES: Final = 16
+# Of the images: the smallest that works is taken, since some models divide it many times, or have one size.
 _SIZES: Final = (32, 64, 96, 128, 224, 299, 384)
-"""Of the images: the smallest that works is taken, since some models divide it many times, or have one size."""
 
 
 def collect(

@@ -41,7 +41,7 @@ class StepEnd:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What ``drift=True`` recorded on the way of errors.
+    """What ``drift=True`` recorded of how errors spread.
 
     Attributes:
         rise: Context and outcome of calls to the rise of the accumulated relative error at them, in a step on average:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shadowrun.schedule.budget import Budget
     from shadowrun.schedule.selection import Selection
 
-__all__ = ["Passing"]
+__all__ = ["PassThrough"]
 
 _clock = time.perf_counter_ns
 # Reading a member of an enum takes ten times as long as a global name.
@@ -28,7 +28,7 @@ _CHARGE_EVERY = 16
 _MAX_PASSED_NS = 10_000
 
 
-class Passing:
+class PassThrough:
     """What the C handler asks for each call in place of a `Selection`: whether the call is passed on.
 
     Args:

@@ -1,0 +1,199 @@
+"""Mutators of the values of inputs: exceptional ones, and those at the edges of what a dtype or an operator can do."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from shadowrun.operators.facts import facts
+from shadowrun.studies.campaign.tracing import Invalid, first_line, info
+from shadowrun.studies.zoo.graph import Fill, Graph, Ref
+from shadowrun.studies.zoo.values import EXCEPTIONAL
+
+if TYPE_CHECKING:
+    from shadowrun.studies.campaign.draft import Draft
+    from shadowrun.studies.campaign.draws import Draw
+    from shadowrun.studies.campaign.recipe import Params
+
+__all__ = ["Edge", "Exceptional", "Scale"]
+
+# Numbers between a power of 2 and the next that are tried for an edge: few enough that all kernels agree on them.
+_PER_OCTAVE: Final = 1024
+
+
+def _value_inputs(draft: Draft) -> list[int]:
+    """Floating inputs that decide no index and become no integers."""
+    return [
+        k
+        for k, i in enumerate(draft.graph.inputs)
+        if i.dtype.is_floating_point and -1 - k not in draft.pinned and Ref(-1 - k) in draft.uses
+    ]
+
+
+def with_fill(draft: Draft, k: Any, fill: Fill) -> Draft:
+    """The draft with other values of an input.
+
+    Raises:
+        Invalid: It is no floating input.
+    """
+    graph = draft.graph
+    if type(k) is not int or k not in _value_inputs(draft):
+        raise Invalid("no such floating input")
+    new = replace(graph.inputs[k], fill=fill)
+    return draft.changed(Graph((*graph.inputs[:k], new, *graph.inputs[k + 1 :]), graph.nodes, graph.outputs))
+
+
+def accumulates_behind(draft: Draft, k: int) -> bool:
+    """Whether a call sums what an input leads to.
+
+    A sum that leaves the range on the way depends on the order of its terms: infinity, NaN or a number are all right.
+    """
+    reached = {-1 - k}
+    for at, node in enumerate(draft.graph.nodes):
+        if any(r.node in reached for r in node.refs()):
+            reached.add(at)
+            row = facts(node.name)
+            if row.accumulates or row.normalizes or not (info(node.op).pointwise or row.only_moves):
+                return True
+    return False
+
+
+class Exceptional:
+    """NaN, infinities, zeros of both signs, subnormals or the largest numbers among the values of an input."""
+
+    name = "exceptional"
+    family = "tensors"
+    exceptional = True
+
+    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+        """Input and kind."""
+        inputs = _value_inputs(draft)
+        return (draw.choice(inputs), draw.choice(EXCEPTIONAL)) if inputs else None
+
+    def apply(self, draft: Draft, params: Params) -> Draft:
+        """Fill it so."""
+        k, kind = params
+        if kind not in EXCEPTIONAL or type(k) is not int or not 0 <= k < len(draft.graph.inputs):
+            raise Invalid(f"no exceptional values {ascii(kind)[:40]}")
+        if kind == "largest" and accumulates_behind(draft, k):
+            raise Invalid("the largest numbers in a sum")
+        old = draft.graph.inputs[k].fill
+        mean, std = (old.a, old.b) if old.kind == "normal" else (0.0, 1.0)
+        return with_fill(draft, k, Fill(kind, mean, std))
+
+
+class Scale:
+    """Values of an input near the edge of overflow or of underflow of its dtype."""
+
+    name = "scale"
+    family = "tensors"
+    exceptional = False
+
+    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+        """Input, and the exponent of 2 of the values' deviation."""
+        inputs = _value_inputs(draft)
+        if not inputs:
+            return None
+        k = draw.choice(inputs)
+        largest, smallest, subnormal = _edges(draft.graph.inputs[k].dtype)
+        # Squares leave the range from half of the largest exponent on; a sum of them needs some more room.
+        near = (largest - 2, largest // 2) if not accumulates_behind(draft, k) else (largest // 2 - 5,)
+        return (k, draw.choice((*near, smallest + 2, smallest // 2, subnormal + 3)))
+
+    def apply(self, draft: Draft, params: Params) -> Draft:
+        """Scale it."""
+        k, exponent = params
+        if type(exponent) is not int or type(k) is not int or not 0 <= k < len(draft.graph.inputs):
+            raise Invalid("no exponent")
+        largest, _, subnormal = _edges(draft.graph.inputs[k].dtype)
+        if not subnormal <= exponent < largest:
+            raise Invalid("an exponent that the dtype does not have")
+        return with_fill(draft, k, Fill("normal", 0.0, 2.0**exponent))
+
+
+class Edge:
+    """Values of an input right below the greatest that an element-wise call of it has a finite result for.
+
+    `Scale` knows the edges of a dtype; those of exp, cosh, or asin lie elsewhere.
+    """
+
+    name = "edge"
+    family = "tensors"
+    exceptional = False
+
+    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+        """Input, and the range of its values."""
+        inputs = set(_value_inputs(draft))
+        places = [
+            (at, i, -1 - a.node)
+            for at, node in enumerate(draft.graph.nodes)
+            if info(node.op).pointwise and not info(node.op).writes and not info(node.op).random
+            for i, a in enumerate(node.args)
+            if type(a) is Ref and -1 - a.node in inputs and draft.trace.tensor(a).numel()
+        ]
+        if not places:
+            return None
+        at, i, k = draw.choice(places)
+        if accumulates_behind(draft, k):
+            return None
+        for sign in draw.shuffled((1.0, -1.0)):
+            edge = sign * _last_finite(draft, at, i, sign)
+            if edge:
+                return (k, *sorted((edge * 0.99, edge)))
+        return None
+
+    def apply(self, draft: Draft, params: Params) -> Draft:
+        """Fill it so."""
+        k, low, high = params
+        if type(low) is not float or type(high) is not float or not -math.inf < low <= high < math.inf:
+            raise Invalid("no range of values")
+        return with_fill(draft, k, Fill("uniform", low, high))
+
+
+def _last_finite(draft: Draft, at: int, i: int, sign: float) -> float:
+    """The greatest size, of those tried, at which a call is finite; 0 if it always is, or not even at 1.
+
+    Args:
+        draft: Has the call and its other arguments.
+        at: Number of the call.
+        i: Position of the argument.
+        sign: Of the values.
+    """
+    node = draft.graph.nodes[at]
+    args, kwargs = [draft.trace.given(a) for a in node.args], {k: draft.trace.given(v) for k, v in node.kwargs}
+    x = args[i]
+
+    def size(step: int) -> float:
+        octave, part = divmod(step, _PER_OCTAVE)
+        return math.ldexp(1 + part / _PER_OCTAVE, octave)
+
+    def is_finite(step: int) -> bool:
+        args[i] = torch.full_like(x, sign * size(step))
+        try:
+            made = node.op(*args, **kwargs)
+        except Exception as error:  # an operator may refuse values
+            raise Invalid(first_line(error)) from None
+        results = made if isinstance(made, (list, tuple)) else (made,)
+        return all(bool(t.isfinite().all()) for t in results if isinstance(t, torch.Tensor))
+
+    # The greatest number of the dtype itself may be rounded up to infinity on the way.
+    low, high = 0, _edges(x.dtype)[0] * _PER_OCTAVE - 2
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if not is_finite(low) or is_finite(high):
+            return 0.0
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if is_finite(middle) else (low, middle)
+    return size(low)
+
+
+def _edges(dtype: torch.dtype) -> tuple[int, int, int]:
+    """Exponents of 2 of the largest, the smallest normal and the smallest number."""
+    limits = torch.finfo(dtype)
+    smallest = math.frexp(limits.tiny)[1] - 1
+    return math.frexp(limits.max)[1], smallest, smallest + math.frexp(limits.eps)[1] - 1
