@@ -297,6 +297,9 @@ def _bags_backward(given: Given) -> Iterator[str]:
         yield "offsets are not those of the bags"
     elif not is_inside(offsets, 0, indices.numel() + 1) or bool((offsets.diff() < 0).any()):
         yield "offsets do not lead through indices"
+    # The last may be the end of all indices, and begins no bag.
+    elif bool(offsets[:1].any()) or int((offsets < indices.numel()).sum()) > grad.shape[0]:
+        yield "offsets are not those of the bags"
 
 
 def _reduced_backward(given: Given) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 
 import pytest
@@ -251,6 +252,15 @@ def test_elementwise_backward_passes_broadcast(name):
     """As they do for `torch.func.vmap`; their kernels look at shapes."""
     more = (torch.ones(8, 1), 0) if name.startswith("mse") else ()
     check_arguments(operator_named(f"aten::{name}"), (X[0], X, *more), {})
+
+
+def test_bags_that_offsets_make_are_those_of_the_gradient():
+    """With an empty `offset2bag`, it is made of the offsets."""
+    call, none = operator_named("aten::_embedding_bag_backward"), INDEX[:0]
+    for offsets, fits in (([0, 4], True), ([0, 4, 8], True), ([0, 2, 4], False), ([1, 4], False)):
+        given = (X[:2], INDEX, torch.tensor(offsets), none, none, none, 8, False, 0, False, None)
+        with contextlib.nullcontext() if fits else pytest.raises(Refused):
+            check_arguments(call, given, {})
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
