@@ -208,6 +208,7 @@ MISPLACED = {
     "_weight_int8pack_mm": (X.bfloat16(), X.to(torch.int8), ONE.bfloat16().expand(8)),
     "_weight_int4pack_mm_for_cpu": (torch.ones(4, 64), torch.ones(32, 32).byte(), 32, torch.ones(1, 32, 2)),
     "lstm.data": (X, INDEX[:0], [ONE, ONE], [X, X], False, 1, 0.0, False, False),
+    "lstm.input": (torch.ones(5, 2, 3), [torch.ones(8, 2, 4), torch.ones(1, 2, 4)], [X], False, 1, 0.0, *[False] * 3),
     "gru.data": (X, INDEX[:1].expand(8), ONE, [X, X], False, 1, 0.0, False, False),
     "sum.dim_IntList": (X, [0], False),
     # A look at these raised what no command catches.
