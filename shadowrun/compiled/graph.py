@@ -26,6 +26,7 @@ from shadowrun.compiled.rounding import (
     is_random,
     perturbed,
 )
+from shadowrun.intercept.checked_calls import looks_of_file
 from shadowrun.operators.case import exact_copy
 from shadowrun.replay.copies import storage_groups
 from shadowrun.torch_private import schema_of
@@ -85,7 +86,7 @@ class Graph:
             Names and values of all results: what it returns, then the inputs that it writes to.
         """
         # Inputs are flat already: `enable_io_processing` would apply the pytree of an exported graph to them.
-        with torch.no_grad(), RandomRecorder(random_results or RandomResults()):
+        with torch.no_grad(), RandomRecorder(random_results or RandomResults()), looks_of_file():
             out = fx.Interpreter(self.module).run(*inputs, enable_io_processing=False)
         return self.names(), self.values(out, inputs)
 
@@ -114,7 +115,7 @@ class Graph:
         def truth() -> Sequence[Value] | None:
             try:
                 inputs = snapshot.fresh(_wide)
-                with torch.no_grad(), Float64Mode(random_results):
+                with torch.no_grad(), Float64Mode(random_results), looks_of_file():
                     out = fx.Interpreter(copy_graph(self.module)).run(*inputs, enable_io_processing=False)
             # An operator without a float64 kernel: the graph then has no oracle.
             except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
@@ -123,7 +124,7 @@ class Graph:
 
         def perturbed_run() -> Sequence[Value]:
             inputs = snapshot.fresh(lambda t: perturbed(exact_copy(t), generator))
-            with torch.no_grad(), PerturbedRounding(generator) as mode:
+            with torch.no_grad(), PerturbedRounding(generator) as mode, looks_of_file():
                 out = fx.Interpreter(self.module).run(*inputs, enable_io_processing=False)
             met.append(mode.mantissa)
             return self.values(out, inputs)

@@ -11,6 +11,7 @@ from torch import fx
 
 from shadowrun.compiled.graph import Graph, Snapshot, set_rng_state
 from shadowrun.compiled.rounding import is_random
+from shadowrun.intercept.checked_calls import looks_of_file
 from shadowrun.operators.case import exact_copy
 from shadowrun.torch_private import schema_of
 
@@ -68,7 +69,7 @@ class ValueRecorder(fx.Interpreter):
 def eager_values(graph: Graph, snapshot: Snapshot) -> dict[str, Any]:
     """What each node of a graph returns when it runs eagerly."""
     recorder = ValueRecorder(graph.module)
-    with torch.no_grad():
+    with torch.no_grad(), looks_of_file():
         recorder.run(*snapshot.fresh(), enable_io_processing=False)
     # Each later run has to begin with the same random state.
     set_rng_state(snapshot.rng)

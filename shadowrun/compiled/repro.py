@@ -29,6 +29,8 @@ from shadowrun.compiled.outcome import error_text
 from shadowrun.compiled.probes import Probe, call_probe, eager_values, prefix, tensor_nodes
 from shadowrun.compiled.rounding import RandomResults
 from shadowrun.errors import UsageError
+from shadowrun.intercept.checked_calls import graphs_of_file
+from shadowrun.intercept.op_allowlist import Refused
 from shadowrun.numerics.form import meta
 from shadowrun.repro.builder import run_story
 from shadowrun.repro.call_replayer import load_captured
@@ -337,18 +339,22 @@ def write_region_script(
     region = CapturedRegion.read(load_captured(data, record), options.allowed)
     region.compile_spec.refuse_what_cannot_be_imported()
     # A comparison may be running: what is done here is none of its calls.
-    with torchcompile.no_modes(), preserved_rng():
-        search = _RegionSearch(region, finding.op, options.seconds, is_own=options.allowed.modules)
-        maker = GraphScriptMaker(
-            search.compile_spec,
-            search.shown,
-            search.culprit,
-            name=finding.op,
-            seen=_seen(finding, record),
-            story=(*run_story(data.info, finding.evidence), *search.others),
-            needs_grad=() if region.is_plain else region.needs_grad,
-        )
-        made = maker.write(directory, search.seconds_left())
+    looks = contextlib.nullcontext() if options.allowed.modules else graphs_of_file()
+    try:
+        with torchcompile.no_modes(), preserved_rng(), looks:
+            search = _RegionSearch(region, finding.op, options.seconds, is_own=options.allowed.modules)
+            maker = GraphScriptMaker(
+                search.compile_spec,
+                search.shown,
+                search.culprit,
+                name=finding.op,
+                seen=_seen(finding, record),
+                story=(*run_story(data.info, finding.evidence), *search.others),
+                needs_grad=() if region.is_plain else region.needs_grad,
+            )
+            made = maker.write(directory, search.seconds_left())
+    except Refused as why:  # by a run with other values than the first
+        raise UsageError(f"No script is written: {why}.", slug="operator-refused") from None
     # `write` has put the versions of this machine there; the finding was seen with those of the run.
     versions = directory / "versions.json"
     write_text(versions, _versions_of_run(data.info, versions.read_text(encoding="utf-8")))

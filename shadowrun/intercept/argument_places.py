@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from shadowrun.intercept import backward_shapes
+from shadowrun.intercept import backward_shapes, sequence_lengths
+from shadowrun.intercept.argument_looks import is_inside, tensors
 from shadowrun.intercept.torchapi import as_in_handler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
-    Given = Mapping[str, Any]
-    Look = Callable[[Given], Iterator[str]]
+    from shadowrun.intercept.argument_looks import Given, Look
 
 __all__ = ["has_places", "why_out_of_bounds"]
 
@@ -51,23 +51,11 @@ def _looks(name: str) -> tuple[Look, ...]:
     space, _, base = name.partition("::")
     if space != "aten":
         return ()
-    looks = [look for pattern, look in _FAMILIES.items() if re.fullmatch(pattern, base)]
-    if re.fullmatch(backward_shapes.NAME, base):
+    families = (*_FAMILIES.items(), *sequence_lengths.FAMILIES.items())
+    looks = [look for pattern, look in families if re.fullmatch(pattern, base)]
+    if backward_shapes.has_forward(base):
         looks.append(functools.partial(backward_shapes.unlike_forward, base))
     return tuple(looks)
-
-
-def _tensors(given: Given, *names: str) -> list[torch.Tensor] | None:
-    """Dense tensors of these names; None if one of them is not known, or is another."""
-    found = [given.get(name) for name in names]
-    return found if all(isinstance(t, torch.Tensor) and t.layout is torch.strided for t in found) else None  # type: ignore[return-value]
-
-
-def _is_inside(t: torch.Tensor, low: int, high: int) -> bool:
-    """Whether all integers are in a range, its end not included; those of another class of tensors are not known."""
-    if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.is_meta:
-        return True
-    return not t.numel() or (int(t.min()) >= low and int(t.max()) < high)
 
 
 def _is_dense(t: torch.Tensor) -> bool:
@@ -86,7 +74,7 @@ def _transform(given: Given) -> Iterator[str]:
 
 def _embedding(given: Given) -> Iterator[str]:
     indices, n = given.get("indices"), given.get("num_weights")
-    if isinstance(indices, torch.Tensor) and type(n) is int and not _is_inside(indices, 0, n):
+    if isinstance(indices, torch.Tensor) and type(n) is int and not is_inside(indices, 0, n):
         yield "indices has some that are not below num_weights"
 
 
@@ -114,36 +102,11 @@ def _batch_norm(given: Given) -> Iterator[str]:
         yield "it evaluates without running statistics"
 
 
-def _attention(given: Given) -> Iterator[str]:
-    found = _tensors(given, "key", "value")
-    # The kernel for the CPU reads as many keys as there are values (pytorch/pytorch#193728).
-    if found and found[0].shape[-2:-1] != found[1].shape[-2:-1]:
-        yield "key and value have other lengths"
-
-
-def _attention_of_cpu(given: Given) -> Iterator[str]:
-    found = _tensors(given, "query", "key", "value")
-    if not found:
-        return
-    query, key, value = found
-    mask = given.get("attn_mask")
-    if any(t.dim() != 4 for t in found) or len({t.shape[0] for t in found}) > 1 or key.shape[1] != value.shape[1]:
-        yield "query, key and value have other numbers of batches or heads"
-    elif len({t.shape[3] for t in found}) > 1 or not key.shape[1] or query.shape[1] % key.shape[1]:
-        yield "query, key and value have heads that do not fit"
-    elif isinstance(mask, torch.Tensor):
-        scores = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-        if mask.dim() not in (2, 4) or any(
-            n not in (1, m) for n, m in zip(mask.shape, scores[-mask.dim() :], strict=True)
-        ):
-            yield "attn_mask has not the shape of the scores"
-
-
 def _pooled(n_dims: int, *, back: bool) -> Look:
     """Pooling that gives the place of each maximum, and what undoes it."""
 
     def look(given: Given) -> Iterator[str]:
-        found = _tensors(given, "grad_output" if back else "self", "indices")
+        found = tensors(given, "grad_output" if back else "self", "indices")
         whole = given.get("self")
         plane = given.get("output_size")
         if back:
@@ -159,7 +122,7 @@ def _pooled(n_dims: int, *, back: bool) -> Look:
             yield "indices have another shape than what they are of"
         elif back and not _is_dense(indices):
             yield "indices lie in memory in an order that no pooling gives them"
-        elif not _is_inside(indices, 0, math.prod(plane)):
+        elif not is_inside(indices, 0, math.prod(plane)):
             yield "indices has some outside of its plane"
         elif back and isinstance(whole, torch.Tensor) and whole.shape[:-n_dims] != pooled.shape[:-n_dims]:
             yield "its tensors have other numbers of planes"
@@ -181,7 +144,7 @@ def _has_sizes(n_dims: int) -> Callable[[tuple[str, Any]], bool]:
 
 def _same_shape(*names: str) -> Look:
     def look(given: Given) -> Iterator[str]:
-        found = _tensors(given, *names)
+        found = tensors(given, *names)
         if found and len({t.shape for t in found}) > 1:
             yield f"{' and '.join(names)} have other shapes"
 
@@ -199,7 +162,7 @@ def _padded(n_dims: int) -> Look:
 
 def _planes(n_dims: int) -> Look:
     def look(given: Given) -> Iterator[str]:
-        found = _tensors(given, "grad_output", "self")
+        found = tensors(given, "grad_output", "self")
         if found:
             grad, x = found
             if grad.dim() != x.dim() or x.dim() <= n_dims or grad.shape[:-n_dims] != x.shape[:-n_dims]:
@@ -211,7 +174,7 @@ def _planes(n_dims: int) -> Look:
 
 
 def _weight_norm(given: Given) -> Iterator[str]:
-    found, dim = _tensors(given, "v", "g"), given.get("dim", 0)
+    found, dim = tensors(given, "v", "g"), given.get("dim", 0)
     if found and type(dim) is int:
         v, g = found
         n = 1 if dim == -1 else v.shape[dim] if -v.dim() <= dim < v.dim() else -1
@@ -225,7 +188,6 @@ def _pairs(given: Given) -> Iterator[str]:
         yield "self is no table"
 
 
-_MAX_LAYERS: Final = 10_000
 _STATES: Final = ("grads", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "momentum_buffer_list", "state_sums")
 
 
@@ -271,20 +233,20 @@ def _group_norm(given: Given) -> Iterator[str]:
 
 def _pivots(factor: str, pivots: str) -> Look:
     def look(given: Given) -> Iterator[str]:
-        found = _tensors(given, factor, pivots)
+        found = tensors(given, factor, pivots)
         if not found or given.get("unpack_pivots") is False:
             return
         lu, p = found
         if lu.dim() < 2 or p.shape != (*lu.shape[:-2], min(lu.shape[-2:])):
             yield f"{pivots} have not the shape of those of {factor}"
-        elif not _is_inside(p.abs(), 1, lu.shape[-2] + 1):
+        elif not is_inside(p.abs(), 1, lu.shape[-2] + 1):
             yield f"{pivots} has some that are no row"
 
     return look
 
 
 def _bags(given: Given) -> Iterator[str]:
-    found = _tensors(given, "weight", "indices", "offsets")
+    found = tensors(given, "weight", "indices", "offsets")
     if not found:
         return
     weight, indices, offsets = found
@@ -293,9 +255,9 @@ def _bags(given: Given) -> Iterator[str]:
         yield "its tensors have other dimensions"
     elif not indices.is_contiguous() or not offsets.is_contiguous():
         yield "indices and offsets are not contiguous"
-    elif not _is_inside(indices, 0, weight.shape[0]):
+    elif not is_inside(indices, 0, weight.shape[0]):
         yield "indices has some that are no row of weight"
-    elif not _is_inside(offsets, 0, indices.numel() + 1) or bool((offsets.diff() < 0).any()):
+    elif not is_inside(offsets, 0, indices.numel() + 1) or bool((offsets.diff() < 0).any()):
         yield "offsets do not lead through indices"
     elif isinstance(scale, torch.Tensor) and scale.numel() != indices.numel():
         yield "per_sample_weights has not one value for each index"
@@ -304,7 +266,7 @@ def _bags(given: Given) -> Iterator[str]:
 
 
 def _bags_backward(given: Given) -> Iterator[str]:
-    found = _tensors(given, "grad", "indices", "offset2bag")
+    found = tensors(given, "grad", "indices", "offset2bag")
     if not found:
         return
     grad, indices, bags = found
@@ -314,11 +276,11 @@ def _bags_backward(given: Given) -> Iterator[str]:
         yield "its tensors have other dimensions"
     elif isinstance(weight, torch.Tensor) and (weight.dim() != 2 or weight.shape[1] != grad.shape[1]):
         yield "weight has other rows than grad"
-    elif type(n_weights) is int and not _is_inside(indices, 0, n_weights):
+    elif type(n_weights) is int and not is_inside(indices, 0, n_weights):
         yield "indices has some that are no row of weight"
     elif not all(t.is_contiguous() for t in (indices, bags)):
         yield "indices and offset2bag are not contiguous"
-    elif not _is_inside(bags, 0, grad.shape[0]):
+    elif not is_inside(bags, 0, grad.shape[0]):
         yield "offset2bag has some that are no bag"
     elif isinstance(scale, torch.Tensor) and scale.numel() != indices.numel():
         yield "per_sample_weights has not one value for each index"
@@ -333,21 +295,19 @@ def _bags_backward(given: Given) -> Iterator[str]:
         yield "offset2bag has not one value for each index"
     elif offsets.dim() != 1 or offsets.numel() > grad.shape[0] + 1 or not offsets.is_contiguous():
         yield "offsets are not those of the bags"
-    elif not _is_inside(offsets, 0, indices.numel() + 1) or bool((offsets.diff() < 0).any()):
+    elif not is_inside(offsets, 0, indices.numel() + 1) or bool((offsets.diff() < 0).any()):
         yield "offsets do not lead through indices"
 
 
 def _reduced_backward(given: Given) -> Iterator[str]:
-    found = _tensors(given, "grad_out", "weight", "arg_out")
+    found = tensors(given, "grad_out", "weight", "arg_out")
     x = given.get("self")
     if found and isinstance(x, torch.Tensor) and x.layout is torch.sparse_csr:
         grad, weight, places = found
         if grad.dim() != 2 or weight.dim() != 2 or (*x.shape, grad.shape[1]) != (*grad.shape[:1], *weight.shape):
             yield "its tensors have shapes that do not fit"
         elif given.get("reduce") in ("amax", "amin", "max", "min") and (
-            places.shape != grad.shape
-            or not places.is_contiguous()
-            or not _is_inside(places, 0, x.values().numel() + 1)
+            places.shape != grad.shape or not places.is_contiguous() or not is_inside(places, 0, x.values().numel() + 1)
         ):
             yield "arg_out has some that are no value of self"
 
@@ -365,7 +325,7 @@ def _resized(given: Given) -> Iterator[str]:
 
 
 def _sampled(given: Given) -> Iterator[str]:
-    found = _tensors(given, "self", "grid", "grad_output")
+    found = tensors(given, "self", "grid", "grad_output")
     if found:
         x, grid, grad = found
         wanted = (*x.shape[:2], *grid.shape[1:3]) if x.dim() == grid.dim() == 4 else None
@@ -373,72 +333,15 @@ def _sampled(given: Given) -> Iterator[str]:
             yield "grad_output has another shape than what is sampled"
 
 
-_GATES: Final = {0: 1, 1: 1, 2: 4, 3: 3}
-"""Of rnn_relu, rnn_tanh, lstm and gru, by their number."""
-
-
-def _rnn_of_mkldnn(given: Given) -> Iterator[str]:
-    names = [("weight1", "weight2", "weight3", "weight4"), ("weight0", "weight1", "weight2", "weight3")]
-    found = next(filter(None, (_tensors(given, "input", *n, "hx_") for n in names)), None)
-    mode, hidden, n_layers = (given.get(name) for name in ("mode", "hidden_size", "num_layers"))
-    if not found or type(mode) is not int or type(hidden) is not int or type(n_layers) is not int:
-        return
-    x, into, on, bias_into, bias_on, hx = found
-    cx = given.get("cx_", given.get("cx_tmp"))
-    rows = _GATES.get(mode, 0) * hidden
-    if not all(t.is_contiguous() for t in (*found, cx) if isinstance(t, torch.Tensor)):
-        yield "its tensors are not contiguous"
-    # The number of layers is that of the whole module, of which this is one layer in one direction.
-    elif rows <= 0 or not 0 < n_layers <= _MAX_LAYERS or x.dim() != 3 or given.get("batch_sizes"):
-        yield "it is none that torch calls"
-    elif into.shape != (rows, x.shape[2]) or on.shape != (rows, hidden):
-        yield "its weights have other shapes"
-    elif given.get("has_biases") and not bias_into.shape == bias_on.shape == (rows,):
-        yield "its biases have other shapes"
-    else:
-        batch = x.shape[0] if given.get("batch_first") else x.shape[1]
-        for t in (hx, cx):
-            if isinstance(t, torch.Tensor) and t.numel() != batch * hidden:
-                yield "its states have other shapes"
-                return
-
-
-def _labels(given: Given) -> Iterator[str]:
-    found = _tensors(given, "log_probs", "targets")
-    if found:
-        scores, labels = found
-        if not scores.is_contiguous() or not labels.is_contiguous():
-            yield "log_probs and targets are not contiguous"
-        elif scores.dim() < 2 or not _is_inside(labels, 0, scores.shape[-1]):
-            yield "targets has some that are no class"
-
-
 def _classes(given: Given) -> Iterator[str]:
-    found = _tensors(given, "self", "target")
+    found = tensors(given, "self", "target")
     if found and found[0].dim() > 0:
         scores, target = found
         n = scores.shape[-1 if scores.dim() < 3 else 1]
         ignored = given.get("ignore_index", -1 if "is_target" in given else None)  # -1 ends a list of labels
         inside = target[target != ignored] if type(ignored) is int and not target.is_meta else target
-        if not _is_inside(inside, 0, n):
+        if not is_inside(inside, 0, n):
             yield "target has some that are no class"
-
-
-def _packed(given: Given) -> Iterator[str]:
-    found = _tensors(given, "data", "batch_sizes")
-    if found:
-        data, sizes = found
-        is_one = sizes.dim() == 1 and sizes.dtype is torch.int64 and data.dim() > 0
-        if not is_one or not _is_inside(sizes, 1, 1 << 62) or bool((sizes.diff() > 0).any()):
-            yield "batch_sizes are no sizes of batches"
-        elif int(sizes.sum()) != data.shape[0]:
-            yield "batch_sizes are not as many as data"
-
-
-def _layers(given: Given) -> Iterator[str]:
-    n = given.get("num_layers")
-    if type(n) is int and not 0 < n <= _MAX_LAYERS:
-        yield f"num_layers is {n}"
 
 
 def _chunks(given: Given) -> Iterator[str]:
@@ -460,11 +363,8 @@ _FAMILIES: Final[dict[str, Look]] = {
     "_fft_(c2c|c2r|r2c)": _transform,
     "embedding_dense_backward": _embedding,
     r"\w*batch_norm\w*": _batch_norm,
-    r"_?scaled_dot_product\w*attention\w*": _attention,
-    r"_scaled_dot_product_flash_attention_for_cpu\w*": _attention_of_cpu,
     r"_upsample_\w+_aa(_backward)?": _resized,
     "cudnn_grid_sampler_backward": _sampled,  # the reference computes it by another operator, which believes it
-    r"mkldnn_rnn_layer\w*": _rnn_of_mkldnn,
     r"_embedding_bag\w*_backward": _bags_backward,
     "_sparse_mm_reduce_impl_backward": _reduced_backward,
     r"(fractional_|adaptive_)?max_pool2d\w*_backward": _pooled(2, back=True),
@@ -482,10 +382,7 @@ _FAMILIES: Final[dict[str, Look]] = {
     r"linalg_lu_solve\w*": _pivots("LU", "pivots"),
     "linalg_ldl_solve": _pivots("LD", "pivots"),
     "(_embedding_bag|_embedding_bag_forward_only)": _bags,
-    "_ctc_loss(_backward)?": _labels,
     r"(nll_loss(2d)?|multi_margin_loss|multilabel_margin_loss)_backward": _classes,
-    "_pad_packed_sequence": _packed,
-    "(lstm|gru|rnn_tanh|rnn_relu)": _layers,
     "_chunk_cat": _chunks,
     "_scaled_grouped_mm_v2": _grouped,
 }

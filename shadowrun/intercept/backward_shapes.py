@@ -17,10 +17,15 @@ from shadowrun.torch_private import schema_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["NAME", "unlike_forward"]
+__all__ = ["has_forward", "unlike_forward"]
 
-NAME: Final = r"(\w+?)_backward(?:_data|_impl)?"
-"""Of operators that are looked at, without namespace and overload."""
+_NAME: Final = re.compile(r"(\w+?)_backward(?:_data|_impl)?")
+_ELEMENTWISE: Final = re.compile(
+    r"_prelu_kernel|binary_cross_entropy|elu|fake_quantize\w+|gelu|glu|hard(shrink|sigmoid|swish|tanh)|huber_loss|leaky_relu"
+    r"|log_sigmoid|logit|mish|mse_loss|native_dropout|rrelu_with_noise|sigmoid|silu|smooth_l1_loss|soft_margin_loss"
+    r"|softplus|softshrink|tanh|threshold"
+)
+"""Operators whose backward pass takes any shapes that broadcast, as `torch.func.vmap` gives them, and looks at them."""
 
 _GRADIENTS: Final = ("grad_output", "grad_out", "grad", "grad_out_")
 _SAVED: Final = {
@@ -32,6 +37,13 @@ _SAVED: Final = {
 _OTHER_NAMES: Final = {"training": "train", "input": "self", "self": "input"}
 _UNUSED: Final[dict[str, Any]] = {"float": 0.5, "bool": False}
 """What shapes do not depend on."""
+
+
+@functools.lru_cache(maxsize=4096)
+def has_forward(base: str) -> bool:
+    """Whether an operator such as ``native_layer_norm_backward`` is looked at."""
+    found = _NAME.fullmatch(base)
+    return found is not None and _ELEMENTWISE.fullmatch(found[1]) is None
 
 
 def unlike_forward(base: str, given: Mapping[str, Any]) -> Iterator[str]:
@@ -64,7 +76,7 @@ def unlike_forward(base: str, given: Mapping[str, Any]) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=1024)
 def _forwards_of(base: str) -> tuple[torch._ops.OpOverload, ...]:
-    found = re.fullmatch(NAME, base)
+    found = _NAME.fullmatch(base)
     packets = [getattr(torch.ops.aten, name, None) for name in (f"{found[1]}_forward", found[1])] if found else []
     packet = next(filter(None, packets), None)
     overloads = packet.overloads() if packet is not None else []

@@ -6,8 +6,10 @@ known only when they are called.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from typing import TYPE_CHECKING, Any
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -17,9 +19,11 @@ from shadowrun.intercept.torchapi import DispatchMode
 from shadowrun.torch_private import negated_view, schema_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["CheckedCalls", "check_call", "check_inside"]
+__all__ = ["CheckedCalls", "check_call", "check_inside", "graphs_of_file", "looks_of_file"]
+
+_OF_FILE: Final[ContextVar[bool]] = ContextVar("graphs of a file", default=False)
 
 
 class CheckedCalls(DispatchMode):  # type: ignore[no-untyped-call]
@@ -34,6 +38,25 @@ class CheckedCalls(DispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(func, torch._ops.OpOverload) and depends_on_values(func):
             check_arguments(func, args, kwargs)
         return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def graphs_of_file() -> Iterator[None]:
+    """Graphs that run inside are those of a file: each run is looked at, since each has values of its own."""
+    token = _OF_FILE.set(True)
+    try:
+        yield
+    finally:
+        _OF_FILE.reset(token)
+
+
+def looks_of_file() -> contextlib.AbstractContextManager[Any]:
+    """For a run of a graph: looks at its calls inside of `graphs_of_file`, and does nothing elsewhere.
+
+    In float64, or with other rounding, a graph that computes indices may get others. Enter it after other modes: it
+    must not see what they call.
+    """
+    return CheckedCalls() if _OF_FILE.get() else contextlib.nullcontext()  # type: ignore[no-untyped-call]
 
 
 def check_call(

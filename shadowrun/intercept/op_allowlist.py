@@ -320,9 +320,9 @@ def check_arguments(func: torch._ops.OpOverload, args: Any, kwargs: Any, *, chec
         return
     writes = torch.Tag.inplace_view not in func.tags  # else to what describes a tensor only
     for argument, value in (*zip(declared, args, strict=False), *((named[k], v) for k, v in kwargs.items())):
-        is_text = _unwrapped(str(argument.type)) == "str"
+        kind, real = _kinds(func)[argument.name]
         for one in _flat(value):
-            if isinstance(one, str) and not (is_text and is_word(one, argument.name)):
+            if isinstance(one, str) and not (kind == "str" and is_word(one, argument.name)):
                 raise Refused(f"{ascii(one)[:80]} is no choice for {argument.name}")
             if not isinstance(one, _PLAIN) or (isinstance(one, torch.device) and one.type == "meta"):
                 raise Refused(f"{argument.name} is a {type(one).__name__}")
@@ -332,11 +332,9 @@ def check_arguments(func: torch._ops.OpOverload, args: Any, kwargs: Any, *, chec
                 and _RESIZES.match(schema_of(func).name)
             ):
                 raise Refused(f"it does not check the indices of {argument.name} against another size")
-            if not _is_of_kind(one, argument):
-                raise Refused(
-                    f"{argument.name} is a {_KIND_OF_VALUE.get(type(one), type(one).__name__)}, where a "
-                    f"{_unwrapped(_real_type(argument))} has to be"
-                )
+            if not _is_of_kind(one, real):
+                what = _KIND_OF_VALUE.get(type(one), type(one).__name__)
+                raise Refused(f"{argument.name} is a {what}, where a {real} has to be")
             if isinstance(one, int) and abs(one) > _MAX_INT:
                 raise Refused(f"{argument.name} is a number of {one.bit_length()} bits")
             if isinstance(one, torch.Tensor) and writes and argument.is_write and _overlaps_itself(one):
@@ -348,9 +346,14 @@ def check_arguments(func: torch._ops.OpOverload, args: Any, kwargs: Any, *, chec
     _check_size(func, args, kwargs)
 
 
-def _is_of_kind(value: Any, argument: Any) -> bool:
+@functools.lru_cache(maxsize=4096)
+def _kinds(func: torch._ops.OpOverload) -> dict[str, tuple[str, str]]:
+    """Types of the elements of each argument, as schemas print them and as they are."""
+    return {a.name: (_unwrapped(str(a.type)), _unwrapped(_real_type(a))) for a in schema_of(func).arguments}
+
+
+def _is_of_kind(value: Any, kind: str) -> bool:
     """Whether a value is of its argument's type: torch makes a number of a tensor, and one of a dtype, unseen."""
-    kind = _unwrapped(_real_type(argument))
     if value is None or isinstance(value, str):
         return True
     if kind in _CONSTANTS or isinstance(value, tuple(_CONSTANTS.values())):

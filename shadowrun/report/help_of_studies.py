@@ -12,7 +12,7 @@ HELP_OF_STUDIES = {
     "names": "The flaws by their names, for --flaws.",
     "flaw": "The name of a fault that the simulated accelerator can be given.",
     "description": "What it does.",
-    "seen in": "The backend, or the issue, in which such a fault was seen.",
+    "seen in": "Where it was seen: a backend or an issue, or variants by their numbers.",
     "property": "What is known of the platform.",
     "value": "Its value here.",
     # Coverage and baselines

@@ -16,7 +16,7 @@ HELP = {
     "unsupported: the target has no kernel. fallback: the CPU computed it. error: the target raised and the reference "
     "did not. unverified: it could not be decided.",
     "status": "The verdict on the calls: match, mismatch, unsupported, fallback, error, unverified or skipped.",
-    "kind": "The kind of the finding: unsupported, error, mismatch, fallback or slow.",
+    "kind": "What sort of finding it is: unsupported, error, mismatch, fallback or slow; in a campaign, whose issue.",
     "finding": "The kind of the finding: unsupported, error, mismatch, fallback or slow.",
     "nr": "The number of the finding: `--finding` of the commands takes it.",
     "line": "The line of your program that made the call; in backward, the line of the forward call.",

@@ -6,9 +6,12 @@ import warnings
 
 import pytest
 import torch
+from torch import fx
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shadowrun.compiled.graph import Graph, Snapshot
+from shadowrun.compiled.rounding import RandomResults
 from shadowrun.intercept import checked_calls
 from shadowrun.intercept.argument_places import has_places
 from shadowrun.intercept.checked_calls import check_call
@@ -21,6 +24,8 @@ from shadowrun.intercept.op_allowlist import (
 )
 from shadowrun.repro.minimise import minimised
 from shadowrun.studies.sweep.recorded import UnreadableCall, sample
+from shadowrun.studies.zoo.graph import Runner, from_json
+from shadowrun.studies.zoo.values import make_all
 
 aten = torch.ops.aten
 
@@ -154,6 +159,7 @@ def test_a_look_inside_changes_nothing():
 ONE, MANY = torch.ones(1), torch.ones(1, 2, 8, 8)
 PLACE = torch.full((1, 2, 8, 8), 10**6)
 TWO, ROW, VOLUME, INDEX = torch.ones(2), torch.ones(4), torch.ones(1, 1, 2, 2, 2), torch.zeros(8, dtype=torch.int64)
+PATHS = torch.zeros(1, 4, 5)
 MISPLACED = {
     "max_pool2d_with_indices_backward": (MANY, MANY, [3, 3], [1, 1], [1, 1], [1, 1], False, PLACE),
     "adaptive_max_pool2d_backward": (MANY, MANY, PLACE),
@@ -194,6 +200,11 @@ MISPLACED = {
     "_embedding_bag_dense_backward": (X, INDEX, INDEX + 10**8, INDEX, INDEX, 8, False, 0, None),
     "_embedding_bag_backward": (X, INDEX, INDEX, INDEX[:0], INDEX[:1], INDEX, 8, False, 1, False, None),
     "mkldnn_rnn_layer": (X.view(8, 1, 4), X, X, ROW, ROW, ONE, ONE, False, [], 2, 10**6, 1, True, False, False, True),
+    "_ctc_loss.Tensor": (torch.zeros(4, 1, 5), INDEX[None, :2], INDEX[:1] + 4, INDEX[:1] + 3),
+    "_ctc_loss_backward": (ONE, torch.zeros(4, 1, 5), INDEX[None, :2], [4], [2], ONE, torch.zeros(1, 4, 3), 0),
+    "_ctc_loss_backward.Tensor": (ONE, torch.zeros(4, 1, 5), INDEX[:2], INDEX[:1] + 9, INDEX[:1] + 2, ONE, PATHS, 0),
+    "lstm.data": (X, INDEX[:0], [ONE, ONE], [X, X], False, 1, 0.0, False, False),
+    "gru.data": (X, INDEX[:1].expand(8), ONE, [X, X], False, 1, 0.0, False, False),
     "sum.dim_IntList": (X, [0], False),
     # A look at these raised what no command catches.
     "max_unpool3d": (VOLUME, VOLUME.to(torch.complex64), [4, 4, 4], [2, 2, 2], [0, 0, 0]),
@@ -218,6 +229,28 @@ NAMED = {
 def test_arguments_that_do_not_fit_each_other(name):
     with pytest.raises(Refused):
         check_arguments(operator_named(f"aten::{name}"), MISPLACED[name], NAMED.get(name, {}))
+
+
+def test_states_of_a_layer_are_those_of_its_batch():
+    """Steps come first where it is called, also for a module that takes batches first."""
+    weights = [torch.ones(16, 3), torch.ones(16, 4), torch.ones(16), torch.ones(16)]
+    for n, batch_first in ((2, False), (5, True)):
+        states = [torch.zeros(1, n, 4)] * 2
+        check_call(aten.lstm.input, (torch.ones(5, 2, 3), states, weights, True, 1, 0.0, False, False, batch_first), {})
+        with pytest.raises(Refused, match="states"):
+            check_call(aten.lstm.input, (torch.ones(5, 2, 3), states, weights, True, 1, 0.0, False, False, n == 2), {})
+
+
+def test_scores_of_ctc_may_lie_in_any_order():
+    scores = torch.zeros(1, 4, 5).transpose(0, 1)
+    check_arguments(operator_named("aten::_ctc_loss"), (scores, INDEX[None, :2], [4], [2]), {})
+
+
+@pytest.mark.parametrize("name", ["tanh_backward", "hardswish_backward", "mse_loss_backward"])
+def test_elementwise_backward_passes_broadcast(name):
+    """As they do for `torch.func.vmap`; their kernels look at shapes."""
+    more = (torch.ones(8, 1), 0) if name.startswith("mse") else ()
+    check_arguments(operator_named(f"aten::{name}"), (X[0], X, *more), {})
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
@@ -285,3 +318,33 @@ def test_no_call_of_a_program_is_refused():
                     torch.autograd.backward([t.abs().sum() for t in outs])
     assert not [found for found in seen.refused if "api_name" not in found[1]]
     assert sum(has_places(name.partition(".")[0]) for name in seen.names) > 25
+
+
+# -- graphs ------------------------------------------------------------------------------------------------
+
+
+def test_each_run_of_a_graph_is_looked_at():
+    """In float32 its index is 0; in float64 it was far outside, and nothing looked at that run."""
+    new = fx.Graph()
+    x, grad = new.placeholder("x"), new.placeholder("grad")
+    rounded = new.call_function(aten.sub.Tensor, (new.call_function(aten.add.Tensor, (x, 1.0)), x))
+    far = new.call_function(aten.mul.Tensor, (rounded, 5e8))
+    index = new.call_function(aten._to_copy.default, (far,), {"dtype": torch.int64})
+    new.output((new.call_function(aten.embedding_dense_backward.default, (grad, index, 3, -1, False)),))
+    graph = Graph(fx.GraphModule(torch.nn.Module(), new))
+    snapshot = Snapshot.take([torch.full((1,), 1e9), torch.ones(1, 4)])
+    runs = graph.runs(snapshot, RandomResults())
+    assert runs.truth() is not None
+    with checked_calls.graphs_of_file():
+        graph.eager(snapshot.fresh())
+        assert runs.truth() is None
+
+
+def test_a_call_of_a_zoo_gives_no_tensor_for_a_dtype():
+    """Calls that depend on no values were not looked at again when those of other calls were there."""
+    described = [["x0", [3], "float32", ["constant", 1000.0, 0.0], [], 0, 0, "input"]]
+    calls = [["aten::relu", [{"ref": [-1, 0]}], {}, ""]]
+    calls.append(["aten::sum.dim_IntList", [{"ref": [-1, 0]}, [0], False], {"dtype": {"ref": [0, 0]}}, ""])
+    graph = from_json([described, calls, [[1, 0]]])
+    with pytest.raises(Refused, match="dtype is a Tensor"):
+        Runner(graph)(make_all(graph.inputs))

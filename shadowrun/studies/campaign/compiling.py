@@ -14,6 +14,7 @@ from torch import fx
 from shadowrun.compiled.check import compile_check
 from shadowrun.compiled.outcome import CompileReport, RegionOutcome
 from shadowrun.errors import UsageError
+from shadowrun.intercept.checked_calls import graphs_of_file
 from shadowrun.studies.sweep.cases import Kind
 from shadowrun.studies.zoo.graph import DEVICE, Ref, Runner
 from shadowrun.studies.zoo.values import make_all
@@ -70,17 +71,18 @@ def compiled(variant: Variant, backend: str, device: torch.device, *, regions: b
         for described, t in zip(graph.inputs, inputs, strict=True):
             t.requires_grad_(described.requires_grad)
 
-    return compile_check(
-        as_module(graph, device, cloned=variant.execution.backward and graph.writes),
-        *inputs,
-        backend=name,
-        # None, not False: torch decides by itself then, which is its default.
-        dynamic=True if option == "dynamic" else None,
-        train=variant.execution.backward,
-        ladder=False,
-        regions=regions,
-        time_limit_s=_LIMIT_S,
-    )
+    with graphs_of_file():
+        return compile_check(
+            as_module(graph, device, cloned=variant.execution.backward and graph.writes),
+            *inputs,
+            backend=name,
+            # None, not False: torch decides by itself then, which is its default.
+            dynamic=True if option == "dynamic" else None,
+            train=variant.execution.backward,
+            ladder=False,
+            regions=regions,
+            time_limit_s=_LIMIT_S,
+        )
 
 
 def as_module(graph: Graph, device: torch.device, *, cloned: bool = False) -> fx.GraphModule:

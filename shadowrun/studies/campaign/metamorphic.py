@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from shadowrun.intercept.op_allowlist import Refused
 from shadowrun.intercept.plan import OpPlan, make_plan
 from shadowrun.numerics.form import dtype_name
 from shadowrun.studies.campaign.mutators.execution import RELATIONS
@@ -90,7 +91,7 @@ class Metamorphic:
     """
 
     def __init__(self, platform: Platform) -> None:
-        self._invariance = Invariance(platform, _MAX_TAIL)
+        self._invariance = Invariance(platform, _MAX_TAIL, checked=True)
         self._plans: dict[torch._ops.OpOverload, OpPlan] = {}
 
     def check(
@@ -128,8 +129,9 @@ class Metamorphic:
                         violations.append(_violation(relation, plan, args, mismatch))
                         # One violation of a call is enough: its other pairs show the same fault.
                         break
-            # A form that the target does not take: that it lacks the operator is found where it runs the program.
-            except TargetUnsupported:
+            # A form that the target does not take: that it lacks the operator is found where it runs the program. Or a
+            # form that no kernel may get.
+            except (TargetUnsupported, Refused):
                 continue
         return violations, n_pairs
 
@@ -146,7 +148,7 @@ class Metamorphic:
                 mismatch = self._invariance.compare(of, pair)
                 if mismatch is not None and mismatch.verdict.status is Status.MISMATCH:
                     return mismatch
-        except TargetUnsupported:
+        except (TargetUnsupported, Refused):
             return None
         return None
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shadowrun.intercept.checked_calls import check_call
 from shadowrun.intercept.plan import Action, OpPlan, make_plan
 from shadowrun.intercept.torchapi import DispatchMode
 from shadowrun.judge.judge import Judge
@@ -198,10 +199,12 @@ class Invariance:
     Args:
         platform: Platform under test.
         max_single: Elements of a vector that are computed alone, each in a call.
+        checked: Look at each call as at one of a file: an item of a batch may not fit the other arguments.
     """
 
-    def __init__(self, platform: Platform, max_single: int = _MAX_SINGLE) -> None:
+    def __init__(self, platform: Platform, max_single: int = _MAX_SINGLE, *, checked: bool = False) -> None:
         self._max_single = max_single
+        self._checked = checked
         self._executor = Executor(platform)
         # The finding names the two variants: no hypothesis on the cause is needed.
         self._judge = Judge(hypotheses=False)
@@ -348,7 +351,10 @@ class Invariance:
         Raises:
             TargetUnsupported: The target cannot run it. If `first` is false, that is a failure: it accepted the whole
                 input.
+            Refused: It is looked at, and no file may have it made.
         """
+        if self._checked:
+            check_call(plan.func, args, kwargs)
         try:
             ran = self._executor.run_mirrored(plan, args, kwargs, _MAX_BYTES)
             values = self._executor.values(plan, ran)

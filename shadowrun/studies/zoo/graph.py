@@ -23,7 +23,7 @@ import torch
 
 from shadowrun.errors import brief
 from shadowrun.intercept.checked_calls import check_inside
-from shadowrun.intercept.op_allowlist import Refused, check_arguments, depends_on_values, operator_named
+from shadowrun.intercept.op_allowlist import Refused, check_arguments, operator_named
 from shadowrun.store import plain_json
 from shadowrun.studies.zoo.values import KINDS
 from shadowrun.torch_private import schema_of
@@ -295,8 +295,7 @@ def check_call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     Raises:
         Refused: No file may give these arguments.
     """
-    if depends_on_values(op):
-        check_arguments(op, args, kwargs)
+    check_arguments(op, args, kwargs)  # of each: a call may give a tensor where a dtype has to be
     check_inside(op, args, kwargs)
 
 

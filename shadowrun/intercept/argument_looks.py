@@ -1,0 +1,30 @@
+"""What looks at arguments have in common: which tensors are known, and whether integers lie in a range."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+__all__ = ["Given", "Look", "is_inside", "tensors"]
+
+Given: TypeAlias = "Mapping[str, Any]"
+"""Arguments by name; None for what is not known yet."""
+Look: TypeAlias = "Callable[[Given], Iterator[str]]"
+"""Says why a call with these arguments would read or write outside of its tensors."""
+
+
+def tensors(given: Given, *names: str) -> list[torch.Tensor] | None:
+    """Dense tensors of these names; None if one of them is not known, or is another."""
+    found = [given.get(name) for name in names]
+    return found if all(isinstance(t, torch.Tensor) and t.layout is torch.strided for t in found) else None  # type: ignore[return-value]
+
+
+def is_inside(t: torch.Tensor, low: int, high: int) -> bool:
+    """Whether all integers are in a range, its end not included; those of another class of tensors are not known."""
+    if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.is_meta:
+        return True
+    return not t.numel() or (int(t.min()) >= low and int(t.max()) < high)
