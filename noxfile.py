@@ -202,6 +202,14 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
+def pictures(session: nox.Session) -> None:
+    """Pictures of README and tutorial, and the output of the tutorial; needs chromium and chromedriver."""
+    install(session, "examples")
+    session.install("-c", "constraints.txt", "pillow")
+    session.run("python", "docs/pictures.py")
+
+
+@nox.session
 def linkcheck(session: nox.Session) -> None:
     """Links of the documentation to its own files; ``-- --external`` also asks other hosts."""
     install(session, "docs")

@@ -23,7 +23,7 @@ from tests import browser_kit  # noqa: E402 - the tests are no installed package
 
 TUTORIAL = ROOT / "docs/tutorial.md"
 PICTURES = ROOT / "docs/pictures"
-COLOURS = 48
+COLOURS = 160
 MAX_BYTES = 130_000
 _OUTPUT = re.compile(r"(<!-- output of: (.+?) -->\n```text\n).*?(\n```)", re.DOTALL)
 _PROGRAM = re.compile(r"<!-- file: (\S+) -->\n```python\n(.*?)```", re.DOTALL)
@@ -47,8 +47,8 @@ class Picture(NamedTuple):
 
 SHOWN = (
     Picture("report", "demo.html", "", (1200, 760)),
-    Picture("finding", "report.html", "document.getElementById('finding-2')", (1200, 560)),
-    Picture("graph", "demo.html", "document.querySelector('figure')", (1200, 560)),
+    Picture("finding", "report.html", "document.getElementById('finding-2')", (1200, 490)),
+    Picture("graph", "drift.html", "document.querySelector('figure')", (1200, 480)),
 )
 
 
@@ -88,9 +88,9 @@ def take(browser: browser_kit.Browser, picture: Picture, folder: Path) -> None:
         raise RuntimeError(f"No command of {TUTORIAL.name} writes {picture.report}.")
     browser.open(folder / picture.report)
     if picture.find:
-        browser.run(f"({picture.find}).scrollIntoView(true); window.scrollBy(0, -16)")
+        browser.run(f"({picture.find}).scrollIntoView(true); window.scrollBy(0, -12)")
     browser.screenshot(file, whole=False)
-    image = Image.open(file).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    image = Image.open(file).convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     image.save(file, optimize=True)
     if file.stat().st_size > MAX_BYTES:
         raise RuntimeError(f"{file.name} has {file.stat().st_size:,} bytes, more than {MAX_BYTES:,}")

@@ -322,7 +322,8 @@ class CompareTests:
         findings = [self._finding(test, key, records) for key, records in found.items()]
         findings.sort(key=lambda f: not f["fails"])
         n_calls = run.last_call() + 1 - first
-        before: dict[str, Any] = item.stash.get(_compared, {"n_calls": 0, "findings": []})
+        compared = _compared in item.stash
+        before: dict[str, Any] = item.stash[_compared] if compared else {"n_calls": 0, "findings": []}
         all_findings = [*before["findings"], *findings]
         item.stash[_compared] = {"n_calls": before["n_calls"] + n_calls, "findings": all_findings}
         # In the JUnit XML of pytest these are properties of the test.

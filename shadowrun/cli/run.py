@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
             slug="bad-option",
         )
 
-    from shadowrun.cli.deferred import DeferredComparison
+    from shadowrun.cli.late_device import LateDeviceComparison
     from shadowrun.cli.program import Program
 
     program = Program(args.module or args.script, is_module=bool(args.module))
@@ -165,7 +165,7 @@ def run(args: argparse.Namespace) -> int:
             # The program itself may register the device: then the comparison starts when it does.
             if error.slug != "unknown-device" or not device.isidentifier() or not program.names(device):
                 raise
-            deferred = DeferredComparison(device, make)
+            deferred = LateDeviceComparison(device, make)
     process = os.getpid()
     block = comparison if deferred is None else deferred
     outcome = program.execute(block if line is None else line.around(block))

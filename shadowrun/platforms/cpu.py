@@ -135,7 +135,8 @@ class CpuSettings:
         self._precision = _PRECISION_WORDS.get(str(values.get("float32_matmul_precision")))
         # The flush mode belongs to the calling thread.
         if self._denormal:
-            self._threads = 1  # other threads of the pool would not flush
+            # Other threads of the pool would not flush: with two, half of a product of 2 million elements was flushed.
+            self._threads = 1
         self._saved: tuple[int, bool, tuple[bool, bool], bool, str] | None = None
 
     def __enter__(self) -> None:

@@ -60,6 +60,8 @@ def increased(before: dict[str, int], after: dict[str, int]) -> list[str]:
 
 
 # Vendors word this warning differently.
+# torch_npu: "is not currently supported on the NPU backend and will fall back to run on the CPU"; XPU: "Aten Op
+# fallback from XPU to CPU happends." (its spelling); MPS has torch_npu's words.
 _WARNING = re.compile(
     r"(?:fall(?:ing|s)?[ -]?back(?:s|ed)? (?:to|on)\b.*\bCPU|fallback from \w+ to CPU|will be executed on CPU)",
     re.IGNORECASE | re.DOTALL,
@@ -256,6 +258,8 @@ def _override(to_cpu: Callable[[list[Any]], list[torch.Tensor]], key: str) -> to
     """Take over `aten::_to_cpu` for a device's key, and for calls without any tensor of the device."""
     # The latter reach the kernel for all keys: an operator without tensor inputs moves an empty list.
     torchplatform.prepare_wrapped_numbers()
+    # Seen on a device in C++ (104 times in four models), dlprim and lazy: their fallbacks call it, and `.cpu()` does
+    # not.
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
         for k in (key, "CompositeImplicitAutograd"):

@@ -332,6 +332,8 @@ def kernel_route(op: str, key: str) -> str:
     dump = getattr(torch._C, "_dispatch_dump_table", None)
     if dump is None:
         return ""
+    # dlprim's relu is listed as a fallback, and handled in autograd; functional operators are listed with a default
+    # kernel, and fall back inside of their `out` form.
     for line in dump(op).splitlines():
         if line.startswith(f"{key}:"):
             return str(line.rpartition("[")[2].rstrip("]"))

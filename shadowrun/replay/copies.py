@@ -210,6 +210,8 @@ def _copy_span(t: torch.Tensor, device: torch.device | None) -> torch.Tensor:
     if t.numel() == 0:
         return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device or t.device)
     # Overlapping elements (`expand`) are copied once, and still overlap in the copy.
+    # The whole span, however large: a copy that packs a sliced tensor gave 1,394 false differences in torch's database
+    # (mm, vdot, sum, strides), and one of at most four times its elements still 12 (strides of `copy_`).
     span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
     flat = t.as_strided((span,), (1,), t.storage_offset())
     moved = flat.clone() if device is None else flat.to(device, copy=True)

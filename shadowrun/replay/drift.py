@@ -84,7 +84,7 @@ class Drift:
     def take_inputs(self, call: Call) -> None:
         """Lay the inputs of a call over the twins, before the program's own run may change them."""
         if self.trials is not None:
-            self.trials.before(call)
+            self.trials.take_inputs(call)
         role = call.role
         # A value that the program read back from the target continues in the reference's chain.
         on_target = role.on_target or (role.on_ref and self._of_ref.knows(call))

@@ -90,15 +90,15 @@ class RepairTrials:
         if op in self._suspects or len(self._suspects) < _MAX_OPERATORS:
             self._suspects[op] = max(error, self._suspects.get(op, -1.0))
 
-    def before(self, call: Call) -> None:
-        """As `Drift.before`."""
+    def take_inputs(self, call: Call) -> None:
+        """As `Drift.take_inputs`."""
         if (step := self._step()) != self._at:
             self._end()
             self._at = step
             if (op := self._next()) is not None:
                 self._trial = _Trial(op, self._target, self._ref, self._max_bytes)
         if self._trial is not None:
-            self._try(self._trial.before, call)
+            self._try(self._trial.take_inputs, call)
 
     def after(self, plan: OpPlan, own: CallRun, rng: RngState | None) -> None:
         """As `Drift.after`."""
@@ -170,14 +170,14 @@ class _Trial:
         self._chains = (self._of_target, self._of_ref, self._repaired)
         self._is_over = self._touches = self._counts = False
 
-    def before(self, call: Call) -> None:
+    def take_inputs(self, call: Call) -> None:
         if self._is_over or self.lost:
             return
         role, phase = call.role, call.origin[1]
         if phase == Phase.BACKWARD:  # the loss is known
             self._stop()
             return
-        # As in `Drift.before`: a value that the program read back from the target continues in the reference's chain.
+        # As in `Drift.take_inputs`: what the program read back from the target continues in the reference's chain.
         read_back = role.on_ref and self._of_ref.knows(call)
         on_target = role.on_target or read_back
         self._touches = self._repaired.knows(call)

@@ -134,6 +134,7 @@ def fill_with_generated(tensors: Iterable[Named], seed: int = 0) -> list[Named]:
                 done.add(torchapi.storage_key(t))
                 form = described(one.name, t, role=one.role)
                 form = replace(form, fill=one.fill or form.fill)
+                # In place: the module and the caller hold this tensor.
                 t.copy_(values.make(form, seed))
                 filled.append(one._replace(fill=form.fill))
             else:
@@ -142,6 +143,7 @@ def fill_with_generated(tensors: Iterable[Named], seed: int = 0) -> list[Named]:
 
 
 def _has_own_memory(t: torch.Tensor) -> bool:
+    # A stride of 0: elements share memory, and cannot get values of their own.
     return all(step or n == 1 for step, n in zip(t.stride(), t.shape, strict=True))
 
 
@@ -254,6 +256,7 @@ class Recorder(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
             replace(i, requires_grad=_has_gradient(i) and self._differentiable and storage not in self._written)
             for i, storage in zip(self._inputs, self._input_storages, strict=True)
         )
+        # A program computes more than its results need, such as metrics that it only prints.
         graph = Graph(inputs, tuple(self._nodes), refs).without_dead_code()
         if not graph.nodes or not (refs or graph.writes):
             raise NotCapturable("none of its results comes from an operator call")
@@ -332,6 +335,7 @@ class Recorder(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
             out, mask = outs
             kept = self._input(mask, _DRAWN)
             # Dropout as what it computes: its mask is the drawn part, and the scale follows from its probability.
+            # With a probability of 1 nothing is kept, and the scale would be infinite.
             scale = 1.0 / (1.0 - call.args[1]) if call.args[1] < 1 else 0.0
             at = self._add(Node(_aten.mul.Tensor, (call.args[0], kept), (), self._module))
             self._know(out, Ref(self._add(Node(_aten.mul.Tensor, (Ref(at), scale), (), self._module))))
@@ -343,6 +347,7 @@ class Recorder(torchapi.DispatchMode):  # type: ignore[no-untyped-call]
                 self._know(t, Ref(at))
         else:
             for t in tensors_in(outs):
+                # The call itself is left out: its result is an input, so that every device gets the same numbers.
                 self._input(t, _DRAWN)
 
     @property

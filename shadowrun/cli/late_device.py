@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
     from shadowrun.comparison import Comparison
 
-__all__ = ["DeferredComparison"]
+__all__ = ["LateDeviceComparison"]
 
 
-class DeferredComparison:
+class LateDeviceComparison:
     """A ``with`` block in which the program runs; the comparison starts when the program registers its device.
 
     Args:
@@ -36,7 +36,7 @@ class DeferredComparison:
         self.comparison: Comparison | None = None
 
     def __enter__(self) -> None:
-        self._watching.enter_context(torchplatform.watching_registrations(self._look))
+        self._watching.enter_context(torchplatform.watching_registrations(self._start_if_registered))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -62,7 +62,7 @@ class DeferredComparison:
             slug="unknown-device",
         )
 
-    def _look(self) -> None:
+    def _start_if_registered(self) -> None:
         """Called when torch gets a new device, or a device its module."""
         if self.comparison is not None or torchplatform.private_device_name() != self._device:
             return
