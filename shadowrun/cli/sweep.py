@@ -260,7 +260,7 @@ def failing_kinds(fail_on: list[str]) -> set[Kind]:
     return {Kind(kind) for word in fail_on for kind in _GROUPS[word]}
 
 
-def count_failures(table: SupportTable, fail_on: list[str], ledger: KnownIssues) -> str:
+def count_failures(table: SupportTable, fail_on: list[str], ledger: KnownIssues | None = None) -> str:
     """Cases that fail the gate, known issues left out: ``6 unsupported, 1 mismatch``; empty if there is none."""
     from shadowrun.studies.sweep.issues import known_line
 
@@ -274,7 +274,7 @@ def count_failures(table: SupportTable, fail_on: list[str], ledger: KnownIssues)
     return ", ".join(f"{n} {kind}" for kind, n in found.items() if n)
 
 
-def _passes(table: SupportTable, fail_on: list[str], ledger: KnownIssues) -> int:
+def _passes(table: SupportTable, fail_on: list[str], ledger: KnownIssues | None = None) -> int:
     words = count_failures(table, fail_on, ledger)
     if not words:
         return 0
