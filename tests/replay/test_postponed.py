@@ -43,7 +43,14 @@ def train(run, steps=3):
 
 def recorded(run):
     return [
-        (r.call.op, r.call.step, r.verdict.status, r.verdict.cause, r.diffs)
+        # Without the figures of the oracle: a call judged at once may have known its cause from the call before.
+        (
+            r.call.op,
+            r.call.step,
+            r.verdict.status,
+            [(d.name, d.n_different, d.max_abs) for d in r.diffs],
+            r.verdict.cause,
+        )
         for r in run.records()
         if r.verdict.status is Status.MISMATCH
     ]
@@ -57,7 +64,7 @@ def test_verdicts_are_those_of_a_judgement_at_once(always, clean_sim):
             again = train(later)
     assert torch.equal(weight, again)
     assert recorded(later) == recorded(run) != []
-    assert {cause for *_, cause, _ in recorded(later)} == {Cause.REDUCED_PRECISION}
+    assert {cause for *_, cause in recorded(later)} == {Cause.REDUCED_PRECISION}
     seqs = [r.call.seq for r in later.records()]
     assert sorted(seqs) == list(range(len(seqs))), "each call has its own number"
 
