@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import tempfile
 from dataclasses import dataclass
@@ -158,15 +159,104 @@ class _Digests:
             yield Hooks(run.step, run._recorder.flush)
 
 
+class _Reduced(_Ours):
+    """As on another device whose products, or convolutions too, round their inputs: the program runs on the reference.
+
+    Args:
+        round_: Rounds a tensor of float32.
+        operators: Operator to the position of its first factor, and how many there are.
+    """
+
+    def __init__(self, round_: Callable[[torch.Tensor], torch.Tensor], operators: dict[str, tuple[int, int]]) -> None:
+        super().__init__()
+        self._round, self._operators = round_, operators
+        self._factors: dict[int, tuple[int, int]] = {}
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[Hooks]:
+        from shadowrun.intercept import dispatch
+        from shadowrun.replay import native_handler, same_device
+
+        with_isolated_warnings, make_plan = same_device.with_isolated_warnings, dispatch.make_plan
+        if self._run is None:
+            self._run = _on_reference(shadowrun.compare("cpu"))
+            self._round_reruns(self._run._replayer._context.target)
+
+        def noted(func: Any, index: int) -> Any:
+            plan = make_plan(func, index)
+            if plan.name in self._operators:
+                self._factors[id(plan.run)] = self._operators[plan.name]
+            return plan
+
+        def rounded(function: Any, modes: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+            return with_isolated_warnings(function, modes, self._rounded(function, args), kwargs or {})
+
+        native_handler.with_isolated_warnings = same_device.with_isolated_warnings = rounded
+        dispatch.make_plan = noted
+        try:
+            with super().__call__() as hooks:
+                yield hooks
+        finally:
+            native_handler.with_isolated_warnings = same_device.with_isolated_warnings = with_isolated_warnings
+            dispatch.make_plan = make_plan
+
+    def _rounded(self, function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        found = self._factors.get(id(function))
+        if found is None:
+            return args
+        first, n = found
+        factors = [self._round(a) if isinstance(a, torch.Tensor) else a for a in args[first : first + n]]
+        return (*args[:first], *factors, *args[first + n :])
+
+    def _round_reruns(self, target: Any) -> None:
+        """The judge runs the target again to find causes."""
+        run = target.run
+
+        def run_rounded(plan: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return run(plan, self._rounded(plan.run, args), kwargs)
+
+        target.run = run_rounded
+
+    def wrong_causes(self) -> str:
+        """That the differences did not get into the comparison, or got another cause."""
+        assert self._run is not None
+        causes = {r.verdict.explanation for r in self._run.records() if r.verdict.status is shadowrun.Status.MISMATCH}
+        return "" if len(causes) == 1 else f"mismatches were explained by {sorted(causes)}"
+
+
+def _on_reference(run: shadowrun.Comparison) -> shadowrun.Comparison:
+    """Have the program's own calls taken for the reference's, and the replays for the target's."""
+    replayer = run._replayer
+    roles, handler = replayer._roles, replayer.native_handler
+    cpu = dataclasses.replace(roles.cpu, on_target=False, on_ref=True)
+    roles.cpu = roles._by_device[cpu.device] = replayer._handler._role = cpu
+    if handler is not None:
+        handler.on_target = False
+    return run
+
+
+def _to_bf16(value: torch.Tensor) -> torch.Tensor:
+    return value.to(torch.bfloat16).to(torch.float32)
+
+
+def _to_tf32(value: torch.Tensor) -> torch.Tensor:
+    return ((value.contiguous().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+
+
+_PRODUCTS = {"aten::mm": (0, 2), "aten::addmm": (1, 2), "aten::bmm": (0, 2), "aten::baddbmm": (1, 2)}
+_CONVOLUTIONS = {"aten::convolution": (0, 2), "aten::convolution_backward": (0, 3)}
+
+
 class _Rounded(_Ours):
     """As on another device: each result of a replay differs by one unit in the last place, but for exact operators.
 
     Args:
         oracle: Ask the float64 oracle in every case, also where a bound on rounding would do.
+        options: Of the comparison.
     """
 
-    def __init__(self, *, oracle: bool) -> None:
-        super().__init__()
+    def __init__(self, *, oracle: bool, **options: Any) -> None:
+        super().__init__(**options)
         self._oracle = oracle
         self._exact: dict[int, bool] = {}
 
@@ -221,7 +311,8 @@ def make_tools() -> tuple[Tool, ...]:
     """All tools, with no state of an earlier workload."""
     counting, recording = _Ours(ops=["none::*"]), _Ours(replay=False)
     limited, isolated, drift = _Ours(budget=1.2), _Ours(), _Ours(drift=True)
-    rounded, oracle = _Rounded(oracle=False), _Rounded(oracle=True)
+    rounded, oracle, within_budget = _Rounded(oracle=False), _Rounded(oracle=True), _Rounded(oracle=False, budget=1.2)
+    bf16, tf32 = _Reduced(_to_bf16, _PRODUCTS), _Reduced(_to_tf32, _PRODUCTS | _CONVOLUTIONS)
     return (
         Tool("empty mode (floor)", lambda: _mode(Empty)),
         Tool("count only", counting, ours=True),
@@ -232,6 +323,9 @@ def make_tools() -> tuple[Tool, ...]:
         Tool("isolated", isolated, ours=True, problems=isolated.not_equal),
         Tool("drift", drift, ours=True, problems=drift.not_equal),
         Tool("every result 1 ULP off", rounded, ours=True, problems=rounded.few_differed),
+        Tool("1 ULP off, budget 1.2", within_budget, ours=True, warm_up=0, longer=4, by_mean=True),
+        Tool("products in bf16", bf16, ours=True, problems=bf16.wrong_causes),
+        Tool("products and convolutions in tf32", tf32, ours=True, problems=tf32.wrong_causes),
         Tool("oracle for every result", oracle, ours=True, problems=oracle.few_differed),
         Tool("flop_counter", _flops),
         Tool("DebugMode + hashes", _debug_mode),

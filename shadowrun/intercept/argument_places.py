@@ -184,8 +184,38 @@ def _weight_norm(given: Given) -> Iterator[str]:
 
 def _pairs(given: Given) -> Iterator[str]:
     x = given.get("self")
-    if isinstance(x, torch.Tensor) and x.dim() != 2:
+    if isinstance(x, torch.Tensor) and (x.dim() != 2 or not x.shape[0]):
         yield "self is no table"
+
+
+def _unfolded(given: Given) -> Iterator[str]:
+    grad, whole = given.get("grad_in"), given.get("input_sizes")
+    dim, size, step = (given.get(name) for name in ("dim", "size", "step"))
+    if not isinstance(grad, torch.Tensor) or not isinstance(whole, (list, tuple)):
+        return
+    if type(dim) is not int or type(size) is not int or type(step) is not int or not all(type(n) is int for n in whole):
+        return
+    wanted = list(whole)
+    if not -len(wanted) <= dim < len(wanted) or not 0 < size <= wanted[dim] or step < 1:
+        yield "it has no such dimension, or no windows of this size"
+        return
+    wanted[dim] = (wanted[dim] - size) // step + 1
+    if list(grad.shape) != [*wanted, size]:
+        yield "grad_in has another shape than the windows"
+
+
+def _packed_product(given: Given) -> Iterator[str]:
+    found, scales = tensors(given, "self", "mat2"), given.get("scales", given.get("qScaleAndZeros"))
+    if not found or not isinstance(scales, torch.Tensor):
+        return
+    x, weight = found
+    group = given.get("qGroupSize")
+    if x.dim() != 2 or weight.dim() != 2 or not all(t.is_contiguous() for t in (x, weight, scales)):
+        yield "its tensors are no contiguous tables"
+    elif type(group) is int and (group < 1 or scales.shape != (x.shape[1] // group, weight.shape[0], 2)):
+        yield "qScaleAndZeros has not a pair for each group"
+    elif group is None and scales.numel() != weight.shape[0]:
+        yield "scales has not one value for each row of mat2"
 
 
 _STATES: Final = ("grads", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "momentum_buffer_list", "state_sums")
@@ -297,6 +327,9 @@ def _bags_backward(given: Given) -> Iterator[str]:
         yield "offsets are not those of the bags"
     elif not is_inside(offsets, 0, indices.numel() + 1) or bool((offsets.diff() < 0).any()):
         yield "offsets do not lead through indices"
+    # The last may be the end of all indices, and begins no bag.
+    elif bool(offsets[:1].any()) or int((offsets < indices.numel()).sum()) > grad.shape[0]:
+        yield "offsets are not those of the bags"
 
 
 def _reduced_backward(given: Given) -> Iterator[str]:
@@ -376,6 +409,8 @@ _FAMILIES: Final[dict[str, Look]] = {
     **{f"_adaptive_avg_pool{n}d_backward": _planes(n) for n in (2, 3)},
     "_weight_norm_interface": _weight_norm,
     "_pdist_(forward|backward)": _pairs,
+    "unfold_backward": _unfolded,
+    "_weight_int(4|8)pack_mm(_for_cpu)?": _packed_product,
     "_fused_(adagrad|adam|adamw|sgd)_?": _optimizer,
     r"native_group_norm(_backward)?": _group_norm,
     "lu_unpack": _pivots("LU_data", "LU_pivots"),

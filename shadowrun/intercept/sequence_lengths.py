@@ -117,8 +117,15 @@ def _packed(given: Given) -> Iterator[str]:
 
 def _layers(given: Given) -> Iterator[str]:
     n = given.get("num_layers")
-    if type(n) is int and not 0 < n <= _MAX_LAYERS:
+    if type(n) is not int:
+        return
+    if not 0 < n <= _MAX_LAYERS:
         yield f"num_layers is {n}"
+    states = given.get("hx")
+    states = states if isinstance(states, (list, tuple)) else [states]
+    rows = 2 * n if given.get("bidirectional") else n
+    if any(isinstance(t, torch.Tensor) and (t.dim() != 3 or t.shape[0] != rows) for t in states):
+        yield "hx has not a state for each layer and direction"
 
 
 FAMILIES: Final[dict[str, Look]] = {

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shadowrun.judge.result_diff import ResultDiff
     from shadowrun.operators.case import Case
 
-__all__ = ["BiasOverCalls"]
+__all__ = ["BiasOverCalls", "is_counted"]
 
 SUSPICIOUS: Final = 16
 """Calls of one kind from which on a bias against the reference is checked with the oracle."""
@@ -141,6 +141,11 @@ class BiasOverCalls:
         if key not in self._kinds and len(self._kinds) >= MAX_KINDS:
             return None
         return self._kinds.setdefault(key, _Kind())
+
+
+def is_counted(case: Case, position: int) -> bool:
+    """Whether calls of this kind are pooled: their results are too small for a test of bias in each."""
+    return _limit(case, position) is not None
 
 
 def _limit(case: Case, position: int) -> float | None:

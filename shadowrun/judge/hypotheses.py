@@ -33,7 +33,17 @@ if TYPE_CHECKING:
     from shadowrun.judge.oracle import Oracle
     from shadowrun.operators.case import Case, Value
 
-__all__ = ["HYPOTHESES", "Hypothesis", "KnownCauses", "explain", "has_foreign_values", "order_varies", "to_tf32"]
+__all__ = [
+    "HYPOTHESES",
+    "ROUNDED_INPUTS",
+    "Hypothesis",
+    "KnownCauses",
+    "explain",
+    "has_foreign_values",
+    "order_varies",
+    "rounding_named",
+    "to_tf32",
+]
 
 
 def has_foreign_values(call: MismatchedCall) -> bool:
@@ -64,6 +74,8 @@ def _bits(flat: torch.Tensor) -> npt.NDArray[np.integer[np.typing.NBitBase]]:
     return flat.contiguous().view(widths[flat.element_size()]).numpy()
 
 
+ROUNDED_INPUTS: Final = "inputs rounded to "
+"""How the explanation of `rounded_inputs` begins."""
 RERUNS: Final = 3
 CERTAIN: Final = 0.8
 """Confidence from which an explanation is tried first on the next such call."""
@@ -190,7 +202,9 @@ def order_varies(case: Case) -> bool:
     # Another run of the target costs as much as the call; only atomic additions make it worth that.
     if not case.facts.atomic:
         return False
-    again = case.run_target(*case.fresh_inputs())
+    # What writes to nothing gets the inputs themselves: copies would take as long as the call.
+    inputs = case.fresh_inputs() if case.mutated else (case.args, case.kwargs)
+    again = case.run_target(*inputs)
     return not all(bits_equal(a, b) for a, b in zip(again, case.actual, strict=True))
 
 
@@ -268,12 +282,12 @@ def rounded_inputs(call: MismatchedCall) -> str | None:
     matrices = {t.dim() >= 2 for t in tensors(call.case.args, call.case.kwargs) if t.is_floating_point()}
     # Only matrix units compute in tf32, so it is the first guess for products and the last for all others.
     names = _ROUNDINGS if call.case.facts.accumulates else _ROUNDINGS[2:] + _ROUNDINGS[:2]
-    for name, change in sorted(names, key=lambda n: call.known != f"inputs rounded to {n[0]}"):
+    for name, change in sorted(names, key=lambda n: call.known != f"{ROUNDED_INPUTS}{n[0]}"):
         # Units for matrix products round their operands, but not the bias.
         if len(matrices) == 2 and holds_on_changed_inputs(call, change, lambda t: t.dim() >= 2):
-            return f"inputs rounded to {name}"
+            return f"{ROUNDED_INPUTS}{name}"
         if holds_on_changed_inputs(call, change):
-            return f"inputs rounded to {name}"
+            return f"{ROUNDED_INPUTS}{name}"
     return None
 
 
@@ -297,6 +311,11 @@ _ROUNDINGS: Final[tuple[tuple[str, Callable[[torch.Tensor], torch.Tensor]], ...]
     ("bf16 (truncated)", lambda x: _to_bits(x, 16, 0)),
     ("fp32", lambda x: x.to(torch.float32).to(torch.float64)),
 )
+
+
+def rounding_named(explanation: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """The rounding that an explanation of `rounded_inputs` names, of float32 or float64 values; None for others."""
+    return dict(_ROUNDINGS).get(explanation.removeprefix(ROUNDED_INPUTS))
 
 
 def _residual(result_diff: ResultDiff, values: tuple[Value, ...], *, only_bad: bool = True) -> float:

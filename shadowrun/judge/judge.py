@@ -16,6 +16,7 @@ from shadowrun.types import Status, TensorDiff, Verdict
 if TYPE_CHECKING:
     from shadowrun.judge.hypotheses import KnownCauses
     from shadowrun.judge.ladder import Trace
+    from shadowrun.judge.remembered import ContextBounds
     from shadowrun.operators.case import Case
 
 from shadowrun.judge.judgement import Judgement, done, is_random
@@ -59,20 +60,24 @@ class Judge:
         self.trace: Trace | None = None
         self._bias_over_calls = BiasOverCalls()
 
-    def __call__(self, case: Case) -> tuple[Verdict, tuple[TensorDiff, ...]]:
+    def __call__(self, case: Case, bounds: ContextBounds | None = None) -> tuple[Verdict, tuple[TensorDiff, ...]]:
         """Judge one call.
+
+        Args:
+            case: The call.
+            bounds: Within what calls of its context pass.
 
         Returns:
             The verdict, and a diff for each result whose bits or form differ.
         """
-        verdict, diffs, _ = self.examine(case)
+        verdict, diffs, _ = done(self.parts(case, bounds))
         return verdict, diffs
 
     def examine(self, case: Case) -> Examined:
         """Judge one call, and give the results that mismatched element by element; they hold its tensors."""
         return done(self.parts(case))
 
-    def parts(self, case: Case) -> Parts[Examined]:
+    def parts(self, case: Case, bounds: ContextBounds | None = None) -> Parts[Examined]:
         """As `examine`, in parts; `case` must not change until the last."""
         try:
             if large_results.is_large(case) and not is_random(case) and not self._has_tolerances(case):
@@ -85,17 +90,18 @@ class Judge:
                     return sampled
         except Uncomparable as error:
             return Verdict(Status.UNVERIFIED, explanation=str(error)), (), ()
-        return (yield from self._whole(case, self._bias_over_calls))
+        return (yield from self._whole(case, self._bias_over_calls, bounds))
 
     def _has_tolerances(self, case: Case) -> bool:
         """Whether tolerances of the user replace the oracle for all results."""
         dtypes = {dtype_name(v.dtype) for v in case.expected if isinstance(v, torch.Tensor)}
         return all(self._tolerance(case.op, dtype) is not None for dtype in dtypes)
 
-    def _whole(self, case: Case, bias_over_calls: BiasOverCalls) -> Parts[Examined]:
-        judgement = Judgement(
-            case, self._tolerance, self._max_bytes, bias_over_calls, self._known if self._hypotheses else None
-        )
+    def _whole(
+        self, case: Case, bias_over_calls: BiasOverCalls, bounds: ContextBounds | None = None
+    ) -> Parts[Examined]:
+        known = self._known if self._hypotheses else None
+        judgement = Judgement(case, self._tolerance, self._max_bytes, bias_over_calls, known, bounds)
         judgement.trace = self.trace
         try:
             verdict, diffs = yield from judgement.run()

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from shadowrun.judge.bias_over_calls import BiasOverCalls
     from shadowrun.judge.hypotheses import KnownCauses
     from shadowrun.judge.ladder import Trace
+    from shadowrun.judge.remembered import ContextBounds
     from shadowrun.operators.case import Case, Value
 
 __all__ = ["Examined", "Judgement", "Parts", "ToleranceOf", "done", "is_random"]
@@ -59,6 +60,7 @@ class Judgement:
         max_bytes: int,
         bias_over_calls: BiasOverCalls,
         known: KnownCauses | None,
+        bounds: ContextBounds | None = None,
     ) -> None:
         self.case = case
         self.facts = case.facts
@@ -67,6 +69,7 @@ class Judgement:
         self.max_bytes = max_bytes
         self.bias_over_calls = bias_over_calls
         self.known = known  # None: no hypotheses are tried
+        self.bounds = bounds  # what an earlier call of the same context passed
         self.diffs: dict[int, TensorDiff] = {}
         self.closeness = ClosenessCheck(case, max_bytes)
         self.oracle: Oracle | None = None
@@ -162,6 +165,8 @@ class Judgement:
         if self.bias_over_calls.note(self.case, position) or self.ulp_bound is not None:
             return None
         verdict = self.closeness.verdict(position, d)
+        if verdict is None and self.bounds is not None:
+            verdict = self.bounds.close(position, d)
         if self.trace is not None:
             figure = verdict.evidence if verdict is not None else f"max {d.max_ulp} ULP"
             self.trace.note(Rung.CLOSENESS, d.name, figure, self.closeness.limit(position), verdict)

@@ -37,6 +37,7 @@ typedef struct {
     PyObject *too_large; /* callable(plan, context, result): records a result that is; whether it did */
     PyObject *waited_for; /* bound method of the lock's gate; another after a fork */
     int state, on_target, clocked;
+    int keeps_drift, has_twins; /* accumulated errors are recorded; a chain has values of its own */
     double slow_ratio, max_bytes;
     long long own_ns;
     long long parts_ns[SR_N_PARTS];

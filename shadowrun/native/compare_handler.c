@@ -85,14 +85,14 @@ int sr_report(PyObject *reporter, SrCall *call) {
 
 static double handler_microseconds(long long ns) { return ns < 0 ? -1.0 : (double)ns / 1000; }
 
-static int handler_add_row(SrCompareHandler *self, long long context, PyObject *verdict, long long ref_ns, long long target_ns) {
+static int handler_add_row(SrCompareHandler *self, long long context, PyObject *verdict, long long ref_ns, long long target_ns, double drift) {
     SR_NAME(flush, "_flush_if_due") { return -1; }
     long long start = sr_clock_start(self);
     long long verdict_number = PyLong_AsLongLong(verdict);
     if (verdict_number == -1 && PyErr_Occurred()) {
         return -1;
     }
-    long long seq = sr_write_row((SrRowBuffer *)self->rows, context, verdict_number, handler_microseconds(ref_ns), handler_microseconds(target_ns));
+    long long seq = sr_write_row((SrRowBuffer *)self->rows, context, verdict_number, handler_microseconds(ref_ns), handler_microseconds(target_ns), drift);
     int failed = seq < 0;
     /* As `_LOOK_AT_CLOCK` of recording/recorder.py: the clock is looked at after each 64 rows. */
     if (!failed && !(seq & 63)) {
@@ -115,7 +115,7 @@ int sr_add_match(SrCompareHandler *self, SrCall *call, long long ns, long long o
     if (handler_is_slow(self, actual, expected) || PySet_Contains(self->watched, call->operator->index) != 0) {
         return 0;
     }
-    *failed = handler_add_row(self, call->context, self->matched, expected, actual);
+    *failed = handler_add_row(self, call->context, self->matched, expected, actual, self->keeps_drift ? 0.0 : -1.0);
     return 1;
 }
 
@@ -155,7 +155,7 @@ static sr_result handler_note_only(SrCompareHandler *self, SrOperator *operator,
 static sr_result handler_record(SrCompareHandler *self, SrCall *call) {
     sr_result done = sr_find_context(self, call);
     if (done == SR_DONE) {
-        if (handler_add_row(self, call->context, self->seen_verdict, -1, -1) && sr_report(self->unrecorded, call)) {
+        if (handler_add_row(self, call->context, self->seen_verdict, -1, -1, -1.0) && sr_report(self->unrecorded, call)) {
             done = SR_ERROR;
         }
         sr_drop_origin(&call->origin);
@@ -250,7 +250,9 @@ static sr_result handler_handle(SrHandler *head, SrCall *call, PyObject **out) {
     SrOperator *operator = call->operator;
     PyObject *reason;
     call->entered = sr_now_ns();
-    if (self->state == SR_OFF || (operator->route != SR_PASSING && sr_has_modes_below(head))) {
+    /* Chains with values of their own need each call that is compared in Python. */
+    int follows = self->has_twins && operator->route != SR_PASSING && operator->route != SR_SILENT;
+    if (self->state == SR_OFF || follows || (operator->route != SR_PASSING && sr_has_modes_below(head))) {
         return SR_FALLBACK;
     }
     sr_result done = handler_unwanted(self, operator, &reason);
@@ -422,6 +424,8 @@ static PyMethodDef handler_methods[] = {
 
 static PyMemberDef handler_members[] = {
     {"state", T_INT, offsetof(SrCompareHandler, state), 0, NULL},
+    {"keeps_drift", T_INT, offsetof(SrCompareHandler, keeps_drift), 0, NULL},
+    {"has_twins", T_INT, offsetof(SrCompareHandler, has_twins), 0, NULL},
     {"on_target", T_INT, offsetof(SrCompareHandler, on_target), 0, NULL},
     {"slow_ratio", T_DOUBLE, offsetof(SrCompareHandler, slow_ratio), 0, NULL},
     {"max_bytes", T_DOUBLE, offsetof(SrCompareHandler, max_bytes), 0, NULL},

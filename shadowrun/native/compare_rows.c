@@ -44,9 +44,9 @@ static int rows_put(SrRowBuffer *self, const double row[ROW_WIDTH]) {
     return 0;
 }
 
-long long sr_write_row(SrRowBuffer *self, long long context, long long verdict, double ref_us, double target_us) {
+long long sr_write_row(SrRowBuffer *self, long long context, long long verdict, double ref_us, double target_us, double drift) {
     long long seq = self->next++, step = self->step;
-    double row[ROW_WIDTH] = {(double)seq, (double)step, (double)context, (double)verdict, ref_us, target_us, -1.0, -1.0};
+    double row[ROW_WIDTH] = {(double)seq, (double)step, (double)context, (double)verdict, ref_us, target_us, drift, drift};
     if (rows_put(self, row)) {
         return -1;
     }

@@ -115,8 +115,9 @@ sr_result sr_note_origin(SrOrigins *self, int depth); /* for the call's backward
 typedef struct SrRowBuffer SrRowBuffer;
 int sr_add_row_buffer_type(PyObject *module);
 int sr_is_row_buffer(PyObject *value);
-/* Add a row with the next number, which is returned, and the current step; -1 with an exception. */
-long long sr_write_row(SrRowBuffer *self, long long context, long long verdict, double ref_us, double target_us);
+/* Add a row with the next number, which is returned, and the current step; -1 with an exception. `drift` is both of its
+ * figures. */
+long long sr_write_row(SrRowBuffer *self, long long context, long long verdict, double ref_us, double target_us, double drift);
 
 /* compare_handler.c, finite_call.c, dispatch.c */
 int sr_add_compare_handler_type(PyObject *module);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -11,13 +12,15 @@ import torch
 from shadowrun.intercept import torchapi
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.judge.judge import Judge
+from shadowrun.judge.known_roundings import KnownRoundings
 from shadowrun.judge.random_values import implausible
+from shadowrun.judge.remembered import RememberedBounds
 from shadowrun.numerics.bits import Uncomparable, bits_equal, plainly_equal
 from shadowrun.numerics.form import form_difference
 from shadowrun.operators.case import Case, Value
 from shadowrun.operators.cpu_only_ops import EQUIVALENTS
 from shadowrun.operators.vendor_ops import COUNTERPARTS, compared, for_reference
-from shadowrun.replay.context import NO_DRIFT, SLOW
+from shadowrun.replay.context import NO_CONTEXT, NO_DRIFT, SLOW
 from shadowrun.replay.copies import at_offsets, copy_mutated, offsets
 from shadowrun.replay.executor import to_cpu
 from shadowrun.replay.memory import n_bytes
@@ -84,7 +87,8 @@ class Comparator:
         target: Runs calls on the target.
         ref: Runs calls on the reference.
         recorder: Where verdicts go.
-        judge: Judges results that differ; a `Judge` with the tolerances of `config`, unless given.
+        judge: Judges results that differ; unless given, a `Judge` with the tolerances of `config`, and what it says of
+            a context is remembered.
         postponed: Takes calls whose judgement the overhead budget defers.
 
     Attributes:
@@ -92,6 +96,7 @@ class Comparator:
         effects: Decides which calls are looked at for what they do to memory.
         watched: Numbers of the plans that no shortcut may pass by: suspects, and those due for such a look.
         slow_ratio: From which on an operator may be called slow.
+        bounds: Within what the results of a context pass without the ladder of the judge.
         mismatched: Called with the operator and the accumulated relative error of each mismatch; None for nothing.
     """
 
@@ -111,7 +116,10 @@ class Comparator:
         self._max_bytes = config.max_bytes
         tolerance = config.tolerance_on(str(target.platform))
         self._own_judge = Judge(tolerance=tolerance, max_bytes=bytes_for_oracle(config.max_bytes))
-        self._judge: Judging = judge or self._own_judge
+        self._given_judge = judge
+        self.bounds = RememberedBounds(tolerance)
+        # A user's tolerance may pass what a cause explains.
+        self._roundings = KnownRoundings() if tolerance is None else None
         # Lazy and XLA tensors have no strides: a difference there says nothing.
         self._ignore_strides = target.platform.functionalizes or ref.platform.functionalizes
         # The last right results of operators that were wrong before: a stale buffer repeats them.
@@ -281,6 +289,12 @@ class Comparator:
             else:
                 self._recorder.match(context, *times, drift)
             return
+        bounds = self.bounds.by_context.get(context)
+        if bounds is not None and looked is None and actual.fallback is None and rng is None:
+            close = bounds.judge(a, e)
+            if close is not None:
+                self._recorder.verdict(context, *close, times=times, drift=drift)
+                return
         # Some kernels ignore the storage offset; the copies begin at 0 and would hide that.
         laid = () if stand_in else offsets(actual.args, actual.kwargs)
         names = expected.names(plan)[: len(a)]
@@ -289,17 +303,35 @@ class Comparator:
             self._held = names, a, e
         unequal = _Unequal(call, plan, times, drift, looked, actual.fallback, shared=shared)
         postponed = self._postponed
+        if self._given_judge is not None:
+            self._record_unequal(unequal, pristine, *self._given_judge(case))
+            return
+        if self._roundings is not None and looked is None and actual.fallback is None and rng is None:
+            known = self._roundings.judge(context, case)
+            if known is not None:
+                self._record_unequal(unequal, pristine, *known)
+                return
         # Generator states and drift chains belong to this moment: such a call cannot be judged later.
         if postponed is not None and rng is None and drifted is None and postponed.can_postpone(case):
             # The number is reserved now, so that records keep the order of the calls.
             unequal.call, unequal.at = call.without_arguments(), self._recorder.reserve()
 
             def conclude(held: Case, examined: Examined) -> None:
+                self._learn(context, held, *examined[:2])
                 self._record_unequal(unequal, (held.args, held.kwargs), *examined[:2])
 
-            postponed.add(case, self._own_judge.parts, conclude)
+            postponed.add(case, functools.partial(self._own_judge.parts, bounds=bounds), conclude)
             return
-        self._record_unequal(unequal, pristine, *self._judge(case))
+        judged = self._own_judge(case, bounds)
+        self._learn(context, case, *judged)
+        self._record_unequal(unequal, pristine, *judged)
+
+    def _learn(self, context: int, case: Case, verdict: Verdict, diffs: tuple[TensorDiff, ...]) -> None:
+        if context == NO_CONTEXT:
+            return
+        self.bounds.learn(context, case, verdict, diffs)
+        if self._roundings is not None:
+            self._roundings.learn(context, case, verdict, diffs)
 
     def _record_unequal(
         self, unequal: _Unequal, inputs: Arguments, verdict: Verdict, diffs: tuple[TensorDiff, ...]

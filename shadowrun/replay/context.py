@@ -31,6 +31,7 @@ __all__ = [
     "CUSTOM",
     "NO_CONTEXT",
     "NO_DRIFT",
+    "NO_ERROR",
     "NO_TIMES",
     "ONE_MEMORY",
     "SLOW",
@@ -49,6 +50,8 @@ NO_CONTEXT = -1
 """The number of a context that is not known."""
 
 NO_TIMES = NO_DRIFT = (-1.0, -1.0)
+NO_ERROR = (0.0, 0.0)
+"""The accumulated error where all values are equal."""
 
 
 @dataclass(frozen=True, slots=True)

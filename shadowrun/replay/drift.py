@@ -1,5 +1,8 @@
 """The accumulated error: a second chain, in which the other platform computes on its own results.
 
+A chain has no values of its own before the first result that differs: until then, the replay of a call on the program's
+inputs is what the chain would run. So a call whose inputs have no twin costs a drift comparison no further run.
+
 Where the program runs on the target, the reference has a chain; where it runs on the reference, the target has one;
 where it runs on neither, both have. A call on the reference, of values from the target, runs in the reference's chain.
 
@@ -26,6 +29,8 @@ from shadowrun.replay.executor import to_cpu
 from shadowrun.torch_private import is_zero_tensor, negated_view
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.operators.case import Value
     from shadowrun.replay.call import Call, CallRun
@@ -69,6 +74,7 @@ class Drift:
     """
 
     trials: RepairTrials | None = None
+    _changed: Callable[[bool], None] | None = None
 
     def __init__(self, target: Executor, ref: Executor, max_bytes: int) -> None:
         self._of_target = DriftChain(target, max_bytes)
@@ -119,12 +125,58 @@ class Drift:
         actual, expected = found
         if actual is None or expected is None:
             return _NOT_FOLLOWED
-        drift = (0.0, 0.0)
-        for a, e in zip(actual, expected, strict=True):
-            # The greatest over all results: the mean of a large and a small result would hide the small one.
-            error = drift_error(to_cpu(a), to_cpu(e))
-            drift = (max(drift[0], error[0]), max(drift[1], error[1]))
-        return drift
+        return _greatest_error(actual, expected)
+
+    @property
+    def follows_all(self) -> bool:
+        """Whether each call has to be followed, for the trials."""
+        return self.trials is not None and self.trials.has_suspects
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether any value of a chain may differ from the program's."""
+        return self.follows_all or self._of_target.has_twins or self._of_ref.has_twins
+
+    def notify(self, changed: Callable[[bool], None]) -> None:
+        """Have `changed` called with `is_apart`, when that changes."""
+        self._changed = changed
+        for chain in (self._of_target, self._of_ref):
+            chain.changed = lambda: changed(self.is_apart)
+        changed(self.is_apart)
+
+    def suspect(self, op: str, error: float) -> None:
+        """A call was wrong: see `RepairTrials.suspect`."""
+        if self.trials is not None:
+            self.trials.suspect(op, error)
+            if self._changed is not None:
+                self._changed(self.is_apart)
+
+    def must_follow(self, call: Call) -> bool:
+        """Whether the chains have to run a call: else, they would run what is replayed."""
+        return self.follows_all or self._of_target.knows(call) or self._of_ref.knows(call)
+
+    def diverge(self, call: Call, own: CallRun, replayed: CallRun) -> tuple[float, float]:
+        """Take the results of a replay into the chain; no input of the call had a twin.
+
+        Args:
+            call: The call, on a device that both platforms share.
+            own: The program's own run.
+            replayed: The run on the other platform, on the same inputs.
+
+        Returns:
+            As `after`.
+        """
+        plan, on_target = call.plan, call.role.on_target
+        chain = self._of_ref if on_target else self._of_target
+        of_program, of_chain = own.values(plan), replayed.values(plan)
+        if len(of_program) != len(of_chain):
+            self.reseed(plan, own)
+            return _NOT_FOLLOWED
+        written = {id(t) for t in tensors_in([argument(a, own.args, own.kwargs) for a in plan.mutated])}
+        for value, twin in zip(of_program, of_chain, strict=True):
+            if isinstance(value, torch.Tensor) and isinstance(twin, torch.Tensor):
+                chain.diverge(value, twin, written=id(value) in written)
+        return _greatest_error(*((of_program, of_chain) if on_target else (of_chain, of_program)))
 
     def reseed(self, plan: OpPlan, own: CallRun, *, answered: bool = False) -> None:
         """Forget the twins of a call's results: they are made anew from the user's values.
@@ -148,6 +200,9 @@ class DriftChain:
         max_bytes: Bytes that all twins together may take; past them the oldest are dropped (they are
             then made anew from the user's values).
         device: Where twins lie: that of the executor, or the CPU, from where each call's inputs are copied.
+
+    Attributes:
+        changed: Called when the first twin is made, and when the last is gone.
     """
 
     def __init__(self, executor: Executor, max_bytes: int, device: torch.device = _CPU) -> None:
@@ -157,11 +212,22 @@ class DriftChain:
         self._twins: dict[int, _Twin] = {}
         self._held = 0
         self._pending = _Pending()
+        self.changed: Callable[[], None] | None = None
 
     def clear(self) -> None:
         """Forget all."""
         self._twins.clear()
         self._held = 0
+        self._notify()
+
+    @property
+    def has_twins(self) -> bool:
+        """Whether any value may differ from the program's."""
+        return bool(self._twins)
+
+    def _notify(self) -> None:
+        if self.changed is not None:
+            self.changed()
 
     @property
     def follows(self) -> bool:
@@ -277,6 +343,25 @@ class DriftChain:
         raw = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
         return self._keep(value, raw.to(self._device, copy=True))
 
+    def diverge(self, value: torch.Tensor, result: torch.Tensor, *, written: bool) -> None:
+        """Make what a replay returned the twin of the program's value, where it differs.
+
+        Args:
+            value: The program's.
+            result: The replay's, which nothing else writes to unless `written`.
+            written: It is an argument that the call wrote to: the rest of its storage is that of the program.
+        """
+        try:
+            if value.shape != result.shape or bits_equal(value, result):
+                self._drop(torchapi.storage_key(value))
+            elif not written:
+                self.adopt(value, result)
+            elif value.layout is torch.strided:
+                twin = self._twin_of(value)
+                twin.copy_(result)
+        except (RuntimeError, NotImplementedError, TypeError, Uncomparable):  # kinds without a storage: not followed
+            return
+
     def adopt(self, value: torch.Tensor, result: torch.Tensor) -> None:
         """Make the chain's own result the twin of the program's."""
         if value.shape != result.shape or value.layout is not torch.strided:
@@ -302,6 +387,8 @@ class DriftChain:
         self._drop(key)
         twin = self._twins[key] = _Twin(raw, raw.numel(), key)
         self._held += twin.nbytes
+        if len(self._twins) == 1:
+            self._notify()
         # The storage lives as long as its last view; a new one may then get the same key.
         weakref.finalize(value.untyped_storage(), self._expire, twin).atexit = False
         while self._held > self._max_bytes and len(self._twins) > 1:
@@ -321,12 +408,23 @@ class DriftChain:
         twin = self._twins.pop(key, None)
         if twin is not None:
             self._held -= twin.nbytes
+            if not self._twins:
+                self._notify()
 
     def _on_device(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         # A factory of the program names the program's device; the chain's result belongs on the chain's.
         if kwargs.get("device") is not None:
             kwargs["device"] = self._device
         return kwargs
+
+
+def _greatest_error(actual: list[Value], expected: list[Value]) -> tuple[float, float]:
+    drift = (0.0, 0.0)
+    for a, e in zip(actual, expected, strict=True):
+        # The greatest over all results: the mean of a large and a small result would hide the small one.
+        error = drift_error(to_cpu(a), to_cpu(e))
+        drift = (max(drift[0], error[0]), max(drift[1], error[1]))
+    return drift
 
 
 def drift_error(actual: Any, expected: Any) -> tuple[float, float]:

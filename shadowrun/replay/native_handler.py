@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from shadowrun.replay.call import Role
     from shadowrun.replay.comparator import Comparator
     from shadowrun.replay.context import RunSink
+    from shadowrun.replay.drift import Drift
     from shadowrun.replay.memory import CopyBuffer
     from shadowrun.replay.pass_through import PassThrough
     from shadowrun.replay.same_device import SameDevicePath
@@ -109,6 +110,15 @@ class NativeHandler:
             self.handler.state = core.COMPARING
             if os.environ.get("SHADOWRUN_KEEP_HEAP") != "0":  # see native/module.c for what it costs and saves
                 core.keep_heap()
+
+    def follow(self, drift: Drift) -> None:
+        """Compare calls only while the chains have the program's values."""
+        if self.handler is not None:
+            self.handler.keeps_drift = True
+            drift.notify(self._is_apart)
+
+    def _is_apart(self, is_apart: bool) -> None:
+        self.handler.has_twins = is_apart
 
     def pass_on(self) -> None:
         """Have calls passed on that the overhead budget leaves out."""

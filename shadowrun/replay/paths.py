@@ -51,10 +51,8 @@ class Paths:
         drift = Drift(Executor(target), Executor(ref), config.max_bytes) if config.drift else None
         comparator = Comparator(config, *executors, sink, postponed=postponed)
         if drift is not None:
-            drift.trials = trials = RepairTrials(
-                Executor(target), Executor(ref), config.max_bytes, lambda: recorder.step
-            )
-            comparator.mismatched = trials.suspect
+            drift.trials = RepairTrials(Executor(target), Executor(ref), config.max_bytes, lambda: recorder.step)
+            comparator.mismatched = drift.suspect
         self.context = context = ReplayContext(config, *executors, sink, comparator, drift)
         self.same_device = SameDevicePath(context)
         self._comparators = [context.comparator]

@@ -87,8 +87,15 @@ class RepairTrials:
             op: Its operator.
             error: Accumulated relative error of its result; -1 if not measured.
         """
+        if self._trial is None:
+            self._at = self._step()  # until here no call had to be followed, and a trial begins with a step
         if op in self._suspects or len(self._suspects) < _MAX_OPERATORS:
             self._suspects[op] = max(error, self._suspects.get(op, -1.0))
+
+    @property
+    def has_suspects(self) -> bool:
+        """Whether there may be a trial in any step, for which each call is needed."""
+        return bool(self._suspects)
 
     def take_inputs(self, call: Call) -> None:
         """As `Drift.take_inputs`."""

@@ -161,11 +161,13 @@ class Replayer:
             return
         if not self._replays:
             self._handler.record()
-        # Chains, a budget, and an exception at the very call need each call in Python.
-        elif not (self._drift or self._budget or config.stop_on) and cpu.shared and (cpu.on_target or cpu.on_ref):
+        # A budget, and an exception at the very call need each call in Python.
+        elif not (self._budget or config.stop_on) and cpu.shared and (cpu.on_target or cpu.on_ref):
             replaying = self._context.ref if cpu.on_target else self._context.target
             # The C handler sets no platform settings: a replay under other settings goes through Python.
             if replaying.plain:
+                if self._drift is not None:
+                    self._handler.follow(self._drift)
                 self._handler.compare()
 
     def stop(self) -> None:

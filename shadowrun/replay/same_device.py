@@ -18,7 +18,7 @@ from shadowrun.intercept.user_call import own_call
 from shadowrun.numerics import bits
 from shadowrun.numerics.bits import Uncomparable, plainly_equal
 from shadowrun.replay.call import Call, CallRun, run_own
-from shadowrun.replay.context import BUDGET, CUSTOM, ONE_MEMORY, ReplayContext
+from shadowrun.replay.context import BUDGET, CUSTOM, NO_DRIFT, NO_ERROR, ONE_MEMORY, ReplayContext
 from shadowrun.replay.copies import OverBudget, copy_mutated, overlaps_unnoticed
 from shadowrun.replay.memory import (
     BYTES_PER_NS,
@@ -33,6 +33,8 @@ from shadowrun.replay.memory import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shadowrun.operators.case import Value
     from shadowrun.replay.copies import Arguments
     from shadowrun.replay.drift import RngState
@@ -70,21 +72,60 @@ class SameDeviceVerdicts:
         plan = call.plan
         actual, expected = (own, replayed) if call.role.on_target else (replayed, own)
         comparator = self._context.comparator
+        drifted = self._drifted(call, own, replayed, equal=equal)
         # The first calls of a context are looked at for effects on memory, however equal their results.
         new = comparator.effects.may_be_due(plan, call.context)
         if equal and not new and not comparator.is_slow(actual.ns, expected.ns):
             if plan.index in comparator.suspects:
                 # The judge recognises a stale buffer by the last right results.
                 comparator.remember_if_suspect(plan, own.values(plan))
-            self._context.recorder.match(call.context, expected.ns / 1000, actual.ns / 1000)
+            self._context.recorder.match(call.context, expected.ns / 1000, actual.ns / 1000, drifted)
             return
         # Two tensors over one numpy array: the copy did not follow the write, so the difference is ours.
         if not equal and plan.mutated and with_isolated_warnings(overlaps_unnoticed, (), (plan, own.args, own.kwargs)):
-            self._context.unverified(call, ONE_MEMORY)
+            self._context.unverified(call, ONE_MEMORY, own)
             return
         # A slow call runs again and is compared again; a new one is checked for effects on memory.
-        runs = (call, pristine, actual, expected)
+        runs = (call, pristine, actual, expected, None if self._context.drift is None else drifted)
         with_isolated_warnings(comparator.compare_and_record, (), runs, {"shared": True})
+
+    def _drifted(self, call: Call, own: CallRun, replayed: CallRun, *, equal: bool) -> tuple[float, float]:
+        """Accumulated error of a call whose inputs had no twin."""
+        drift = self._context.drift
+        if drift is None:
+            return NO_DRIFT
+        if equal and not drift.is_apart:
+            return NO_ERROR
+        found: tuple[float, float] = with_isolated_warnings(drift.diverge, (), (call, own, replayed))
+        return found
+
+    def record_close(
+        self, call: Call, own: CallRun, replayed: CallRun, mine: Sequence[Value], others: Sequence[Value]
+    ) -> bool:
+        """Record a call whose results differ within what its context passes; False where the judge has to look.
+
+        Args:
+            call: The call, with its context.
+            own: The program's own run.
+            replayed: The run on the other platform.
+            mine: Results of the program's own run.
+            others: Those of the replay.
+        """
+        comparator, plan = self._context.comparator, call.plan
+        bounds = comparator.bounds.by_context.get(call.context)
+        if bounds is None or comparator.effects.may_be_due(plan, call.context) or plan.index in comparator.watched:
+            return False
+        on_target = call.role.on_target
+        actual, expected = (own, replayed) if on_target else (replayed, own)
+        if comparator.is_slow(actual.ns, expected.ns):
+            return False
+        close = bounds.judge(mine, others) if on_target else bounds.judge(others, mine)
+        if close is None:
+            return False
+        drift = self._drifted(call, own, replayed, equal=False)
+        times = expected.ns / 1000, actual.ns / 1000
+        self._context.recorder.verdict(call.context, *close, times=times, drift=drift)
+        return True
 
     def run_without_copies(self, call: Call) -> CallRun:
         """Run a call for the program again that ran out of memory at first; its copies have been freed."""
@@ -131,6 +172,7 @@ class FastPath:
         self._comparator = context.comparator
         self._watched = context.comparator.watched
         self._effects = context.comparator.effects
+        self._no_drift = context.drift is None
         self._verdicts = verdicts
         self.buffers = CopyBuffers(context.config.max_bytes)
         # A bound attribute less per call.
@@ -168,7 +210,7 @@ class FastPath:
             equal = type(out) is torch.Tensor and plainly_equal(out, again)
             # One comparison of integers stands for the look-ups that a known call does not need.
             known = context <= self._effects.newest and plan.index not in self._watched
-            if equal and known and ns + other_ns < WORTH_TIMING_NS:
+            if equal and known and ns + other_ns < WORTH_TIMING_NS and self._no_drift:
                 # Written out for speed: this path is taken thousands of times a second.
                 if on_target:
                     self._recorder.match(context, other_ns / 1000, ns / 1000)
@@ -183,9 +225,11 @@ class FastPath:
     def record_functional(self, call: Call, own: CallRun, replayed: CallRun, *, equal: bool) -> None:
         """Record a call of `functional` that took long, is new, or returned no equal tensors: numbers, say."""
         plan = call.plan
+        if not equal and self._verdicts.record_close(call, own, replayed, (own.out,), (replayed.out,)):
+            return
         equal = equal or (type(own.out) in _FRESH and self._comparator.equal(own.out, replayed.out))
         known = call.context <= self._effects.newest and plan.index not in self._watched
-        if equal and known and own.ns + replayed.ns < WORTH_TIMING_NS:
+        if equal and known and own.ns + replayed.ns < WORTH_TIMING_NS and self._no_drift:
             expected, actual = (replayed, own) if call.role.on_target else (own, replayed)
             self._recorder.match(call.context, expected.ns / 1000, actual.ns / 1000)
             return
@@ -264,6 +308,7 @@ class FastPath:
                 and first.shape == shape == work.shape
                 and not differs(address, work_address, n_bytes)
                 and ns + other_ns < WORTH_TIMING_NS
+                and self._no_drift
                 and context <= self._effects.newest
                 and plan.index not in self._watched
             ):
@@ -280,8 +325,14 @@ class FastPath:
 
     def record_in_place(self, call: Call, own: CallRun, replayed: CallRun, buffer: CopyBuffer) -> None:
         """Record a call of `in_place` that took long, is new, or whose results are not equal."""
-        self.buffers.drop(buffer)  # it is needed longer than this call takes
         first, work = own.args[0], buffer.work
+        if (
+            work.data_ptr() == buffer.work_at
+            and _is_apart(first, own.args)
+            and self._verdicts.record_close(call, own, replayed, (first,), (work,))
+        ):
+            return
+        self.buffers.drop(buffer)  # it is needed longer than this call takes
         pristine = ((buffer.before, *own.args[1:]), own.kwargs)
         equal = plainly_equal(first, work) or self._comparator.equal(first, work)
         self._verdicts.record(call, pristine, own, replayed, equal=equal)
@@ -299,7 +350,7 @@ class SameDevicePath:
         self._context = context
         self._recorder = context.recorder
         self._max_bytes = context.config.max_bytes
-        self._no_drift = context.drift is None
+        self._drift = context.drift
         self._comparator = context.comparator
         self.verdicts = SameDeviceVerdicts(context)
         self.fast = FastPath(context, self.verdicts)
@@ -307,8 +358,9 @@ class SameDevicePath:
     def observe(self, call: Call) -> CallRun:
         """Run a call for the program, again on the other platform, and record the verdict."""
         role = call.role
-        # Chains need their inputs laid out before the call, and on a third device both platforms replay.
-        if self._no_drift and (role.on_target or role.on_ref):
+        # Chains that know an input need all of them laid out before the call, and on a third device both platforms
+        # replay.
+        if (self._drift is None or not self._drift.must_follow(call)) and (role.on_target or role.on_ref):
             kind, ran = call.plan.kind, None
             if kind is _FUNCTIONAL:
                 ran = self.fast.functional(call)
@@ -400,7 +452,9 @@ class SameDevicePath:
                 context.internal_error("copying the inputs of", plan, error, tensors),
             )
         drift = context.drift
-        if drift is not None:
+        # Until a chain has a value of its own, it would run what is replayed.
+        follows = drift is not None and (drift.must_follow(call) or not (role.on_target or role.on_ref))
+        if drift is not None and follows:
             with_isolated_warnings(drift.take_inputs, (), (call,))
         # Without the restore, a second run after a lack of memory would draw other numbers.
         own = run_before_copies(run_own, call, copies, None if rng is None else lambda: _restore(rng))
@@ -423,7 +477,11 @@ class SameDevicePath:
                 actual = own if role.on_target else again(context.target)
                 expected = own if role.on_ref else again(context.ref)
                 drifted = None
-                if drift is not None:
+                if drift is not None and not follows:
+                    drifted = with_isolated_warnings(
+                        drift.diverge, (), (call, own, expected if role.on_target else actual)
+                    )
+                elif drift is not None:
                     drifted = with_isolated_warnings(drift.after, (), (plan, own, rng))
             finally:
                 if rng is not None and after is not None:
@@ -433,6 +491,20 @@ class SameDevicePath:
         except Exception as error:
             context.failed("replaying", call, error, own.out)
         return own
+
+
+def _is_apart(first: torch.Tensor, args: tuple[Any, ...]) -> bool:
+    """Whether it is clear that no other argument has the memory of the first, by another storage."""
+    begin = first.data_ptr()
+    end = begin + first.nbytes
+    for a in args[1:]:
+        if type(a) in _PLAIN:
+            at = a.data_ptr()
+            if not a.is_contiguous() or (at < end and begin < at + a.nbytes):
+                return False
+        elif type(a) not in _NUMBERS:
+            return False
+    return True
 
 
 def _restore(rng: RngState) -> None:

@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 import shadowrun
+from shadowrun.intercept import torchapi
 from shadowrun.intercept.plan import make_plan
 from shadowrun.platforms.device import resolve
+from shadowrun.replay import native_handler, same_device
 from shadowrun.replay.call import Call, CallRun, Role
 from shadowrun.replay.drift import Drift
 from shadowrun.replay.executor import Executor
@@ -285,3 +287,68 @@ def test_what_is_not_compared_leaves_no_stale_values(clean_sim, device, options)
             y + x
             run.step()
     assert {r.drift_abs for r in run.records()} <= {0.0, -1.0}
+
+
+def train(target, ref="cpu"):
+    """Steps of a small network, with views, in-place writes, dropout and lists; drift of each compared call."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(288, 4)
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with shadowrun.compare(target, ref=ref, drift=True) as run:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(2, 3, 8, 8)).square().mean().backward()
+            optimizer.step()
+            run.step()
+    return [(r.call.op, r.verdict.status, r.verdict.cause, r.drift_abs, r.drift_rel) for r in run.records()]
+
+
+@pytest.mark.parametrize("target", ["cpu", "cpu[mkldnn=off]"])
+def test_calls_that_are_not_followed_get_the_drift_of_those_that_are(target, monkeypatch):
+    found = train(target)
+    monkeypatch.setattr(Drift, "follows_all", True)
+    assert found == train(target)
+    drifts = {drift for *_, drift, _ in found}
+    assert (drifts == {0.0}) == (target == "cpu")
+
+
+def test_one_wrong_replay_drifts_on_in_calls_that_match(monkeypatch):
+    def train_with_a_wrong_replay():
+        n = 0
+
+        def replay(function, modes, args=(), kwargs=None):
+            nonlocal n
+            out = torchapi.with_isolated_warnings(function, modes, args, kwargs or {})
+            n += isinstance(out, torch.Tensor) and out.shape == (2, 8, 6, 6)
+            if n == 5:
+                n += 1
+                out.mul_(1.5)
+            return out
+
+        for module in (native_handler, same_device):
+            monkeypatch.setattr(module, "with_isolated_warnings", replay)
+        return train("cpu")
+
+    found = train_with_a_wrong_replay()
+    wrong = next(i for i, (_, status, *_) in enumerate(found) if status is shadowrun.Status.MISMATCH)
+    assert all(drift == 0.0 for *_, drift, _ in found[:wrong])
+    later = [(op, drift) for op, status, _, drift, _ in found[wrong + 1 :] if status is shadowrun.Status.MATCH]
+    assert sum(drift > 0.0 for _, drift in later) > 20
+
+
+def test_a_chain_that_returns_to_the_values_of_the_program_is_no_longer_followed():
+    c = Chain()
+    y = c.add(torch.zeros(4), wrong=lambda t: t + 0.5)
+    assert c.drifting.is_apart
+    plan = make_plan(aten.zero_.default, 0)
+    call = Call(plan, (y,), {}, ON_TARGET)
+    c.drifting.reseed(plan, CallRun((y,), {}, y, 0))
+    assert not c.drifting.is_apart
+    assert not c.drifting.must_follow(call)
+    assert c.drifting.diverge(call, CallRun((y,), {}, y, 0), CallRun((y + 1,), {}, None, 0)) == (
+        1.0,
+        pytest.approx(0.4),
+    )
+    assert c.drifting.must_follow(call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 
 import pytest
@@ -203,7 +204,11 @@ MISPLACED = {
     "_ctc_loss.Tensor": (torch.zeros(4, 1, 5), INDEX[None, :2], INDEX[:1] + 4, INDEX[:1] + 3),
     "_ctc_loss_backward": (ONE, torch.zeros(4, 1, 5), INDEX[None, :2], [4], [2], ONE, torch.zeros(1, 4, 3), 0),
     "_ctc_loss_backward.Tensor": (ONE, torch.zeros(4, 1, 5), INDEX[:2], INDEX[:1] + 9, INDEX[:1] + 2, ONE, PATHS, 0),
+    "unfold_backward": (torch.ones(2, 3), [5], 0, 4, 1),
+    "_weight_int8pack_mm": (X.bfloat16(), X.to(torch.int8), ONE.bfloat16().expand(8)),
+    "_weight_int4pack_mm_for_cpu": (torch.ones(4, 64), torch.ones(32, 32).byte(), 32, torch.ones(1, 32, 2)),
     "lstm.data": (X, INDEX[:0], [ONE, ONE], [X, X], False, 1, 0.0, False, False),
+    "lstm.input": (torch.ones(5, 2, 3), [torch.ones(8, 2, 4), torch.ones(1, 2, 4)], [X], False, 1, 0.0, *[False] * 3),
     "gru.data": (X, INDEX[:1].expand(8), ONE, [X, X], False, 1, 0.0, False, False),
     "sum.dim_IntList": (X, [0], False),
     # A look at these raised what no command catches.
@@ -251,6 +256,15 @@ def test_elementwise_backward_passes_broadcast(name):
     """As they do for `torch.func.vmap`; their kernels look at shapes."""
     more = (torch.ones(8, 1), 0) if name.startswith("mse") else ()
     check_arguments(operator_named(f"aten::{name}"), (X[0], X, *more), {})
+
+
+def test_bags_that_offsets_make_are_those_of_the_gradient():
+    """With an empty `offset2bag`, it is made of the offsets."""
+    call, none = operator_named("aten::_embedding_bag_backward"), INDEX[:0]
+    for offsets, fits in (([0, 4], True), ([0, 4, 8], True), ([0, 2, 4], False), ([1, 4], False)):
+        given = (X[:2], INDEX, torch.tensor(offsets), none, none, none, 8, False, 0, False, None)
+        with contextlib.nullcontext() if fits else pytest.raises(Refused):
+            check_arguments(call, given, {})
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")

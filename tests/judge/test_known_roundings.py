@@ -1,0 +1,87 @@
+"""A rounding of inputs that was found is recognised again; whatever fits less well goes to the ladder."""
+
+import pytest
+import torch
+
+from shadowrun.judge.judge import Judge
+from shadowrun.judge.known_roundings import KnownRoundings
+from shadowrun.numerics.diff import native_diff
+from shadowrun.types import Cause, Status
+from tests.case_kit import make_case
+from tests.ground_truth.bulk import ROUNDINGS, compare
+
+aten = torch.ops.aten
+pytestmark = pytest.mark.skipif(native_diff is None, reason="without native code, each call climbs the ladder")
+
+
+def product(rounding="bf16", change=lambda out: out, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    a, b = torch.randn(16, 48, generator=generator), torch.randn(48, 16, generator=generator)
+    return make_case(aten.mm.default, lambda x, y: change(ROUNDINGS[rounding](x) @ ROUNDINGS[rounding](y)), a, b)
+
+
+@pytest.fixture
+def known():
+    known, case = KnownRoundings(), product(seed=100)
+    verdict, diffs = Judge()(case)
+    assert verdict.explanation == "inputs rounded to bf16"
+    known.learn(7, case, verdict, diffs)
+    assert known.judge(7, product(seed=101)) is None, "the second call climbs the ladder"
+    return known
+
+
+def test_the_next_calls_get_the_verdict_of_the_ladder(known):
+    for seed in range(5):
+        case = product(seed=seed)
+        found, full = known.judge(7, case), Judge()(case)
+        if seed == 1:
+            assert found is None, "and so does the fourth"
+            continue
+        verdict, (diff,) = found
+        assert (verdict.status, verdict.cause, verdict.explanation, verdict.confidence) == (
+            Status.MISMATCH,
+            Cause.REDUCED_PRECISION,
+            "inputs rounded to bf16",
+            full[0].confidence,
+        )
+        assert diff.max_abs == full[1][0].max_abs
+        assert 0 < diff.n_mismatched <= diff.n_different
+
+
+def one_wrong(out):
+    out[3, 3] += 40
+    return out
+
+
+def one_nan(out):
+    out[3, 3] = float("nan")
+    return out
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        product(change=one_wrong),
+        product(change=one_nan),
+        product("tf32"),
+        product(change=lambda out: out * 1.01),
+        product(change=lambda out: out * 100),
+        make_case(aten.mm.default, lambda x, y: (x @ y) * (1 + 1e-6), torch.rand(16, 48), torch.rand(48, 16)),
+    ],
+    ids=["one element", "NaN", "another rounding", "a factor", "a great factor", "nearly right"],
+)
+def test_what_fits_less_well_climbs_the_ladder(known, case):
+    assert known.judge(7, case) is None
+
+
+def test_another_verdict_forgets_the_rounding(known):
+    right = make_case(aten.mm.default, lambda x, y: x @ y + 1e-7, torch.rand(16, 48), torch.rand(48, 16))
+    known.learn(7, right, *Judge()(right))
+    assert known.judge(7, product()) is None
+    assert known.judge(8, product()) is None, "a context that was never judged"
+
+
+def test_both_ways_give_the_same_verdicts():
+    counts, wrong = compare(300, seed=3, op="bmm")
+    assert wrong == []
+    assert counts["by a known rounding"] > 30
