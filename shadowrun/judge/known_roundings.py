@@ -73,7 +73,8 @@ class KnownRoundings:
         """Remember what the ladder said of a call; any other verdict than rounded inputs forgets the context."""
         former = self._known.pop(context, None)
         rounded = verdict.status is Status.MISMATCH and verdict.explanation.startswith(ROUNDED_INPUTS)
-        if not rounded or native_diff is None or case.mutated or is_large(case):
+        # Of convolutions the ladder's own memory of causes decides between two that hold, and it has to see each call.
+        if not rounded or native_diff is None or case.mutated or case.facts.convolution or is_large(case):
             return
         if len(self._known) >= MAX_CONTEXTS:
             self._known.clear()
