@@ -27,6 +27,13 @@ def sim_device():
     return sim_package
 
 
+@pytest.fixture(autouse=True)
+def no_module_is_inherited():
+    """``--import`` is handed on to processes by the environment, and a test runs commands in its own process."""
+    yield
+    os.environ.pop("SHADOWRUN_IMPORT", None)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_looks_by_the_clock():
     """Once in a second one more call is looked at for memory effects, which tests that count calls would see."""

@@ -4,7 +4,8 @@ A device whose products round their inputs to tf32 or bfloat16 is wrong in each 
 full ladder asks the oracle three times for each. Once it has named the reason, the next calls of the context run the
 operator once more on the CPU, on inputs rounded so, and are mismatches for the same reason where that explains the
 distance from the reference as well as it did, and the distance is as great as it was. The ladder judges the 2nd, 4th,
-8th … call of the context all the same, and each that fits less well.
+8th … call of the context all the same, each that fits less well, and each that is farther from the reference than all
+calls of the context before.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class _Known:
     verdict: Verdict
     only_matrices: bool
     fits: dict[int, _Fit]
+    worst: dict[int, float]
     n_calls: int = 1
 
 
@@ -80,7 +82,9 @@ class KnownRoundings:
             self._known.clear()
         known = _fitted(case, verdict, diffs)
         if known is not None:
-            known.n_calls = 1 if former is None else former.n_calls
+            if former is not None:
+                known.n_calls = former.n_calls
+                known.worst = {k: max(d, former.worst.get(k, 0.0)) for k, d in known.worst.items()}
             self._known[context] = known
 
     def judge(self, context: int, case: Case) -> tuple[Verdict, tuple[TensorDiff, ...]] | None:
@@ -99,7 +103,8 @@ class KnownRoundings:
         shares = []
         for k, fit in known.fits.items():
             now = _fit(case, k, values)
-            if now is None or not _is_alike(now, fit):
+            # The worst call of a finding is captured, and only the ladder measures how bad a call is.
+            if now is None or not _is_alike(now, fit) or now.distance > known.worst[k]:
                 return None
             diffs[k] = replace(diffs[k], n_mismatched=now.explained)
             shares.append(now.remaining)
@@ -125,7 +130,7 @@ def _fitted(case: Case, verdict: Verdict, diffs: tuple[TensorDiff, ...]) -> _Kno
                 fits[k] = fit
         else:
             if fits:
-                return _Known(verdict, only_matrices, fits)
+                return _Known(verdict, only_matrices, fits, {k: fit.distance for k, fit in fits.items()})
     return None
 
 

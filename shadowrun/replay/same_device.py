@@ -499,8 +499,11 @@ def _is_apart(first: torch.Tensor, args: tuple[Any, ...]) -> bool:
     end = begin + first.nbytes
     for a in args[1:]:
         if type(a) in _PLAIN:
+            # Sparse tensors have no address.
+            if a.layout is not torch.strided or not a.is_contiguous():
+                return False
             at = a.data_ptr()
-            if not a.is_contiguous() or (at < end and begin < at + a.nbytes):
+            if at < end and begin < at + a.nbytes:
                 return False
         elif type(a) not in _NUMBERS:
             return False

@@ -99,7 +99,7 @@ def platform_setup_of(spec: str, facts: dict[str, Any]) -> PlatformSetup:
     # A plug-in without a row there registers itself by its entry point.
     elif kind in BACKENDS or backend_of(kind).package:
         package = backend_of(kind).package
-        starting = code("import {}", dotted_name(package)) if package else code(backend_of(kind).script_setup)
+        starting = code("import {}", dotted_name(package)) if package else code(BACKENDS[kind].script_setup)
     else:
         modules, starting = ("importlib.metadata",), code(_ENTRY, name=kind)
     lines = [

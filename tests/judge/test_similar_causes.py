@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from shadowrun.judge.judge import Judge
-from shadowrun.replay.drift import _error
+from shadowrun.replay.drift import drift_error
 from shadowrun.types import Cause, Status
 
 aten = torch.ops.aten
@@ -92,10 +92,10 @@ def test_sums_in_bf16_are_not_taken_for_a_missing_term(make_case, seed):
 
 
 def test_an_infinity_on_one_side_is_drift():
-    assert _error(torch.tensor([1.0, INF]), torch.tensor([1.0, 3e38])) == (INF, INF)
-    assert _error(torch.tensor([1.0, 3e38]), torch.tensor([1.0, -INF])) == (INF, INF)
-    assert _error(torch.tensor([INF]), torch.tensor([-INF])) == (INF, INF)
-    assert _error(torch.tensor([1.5, INF, NAN]), torch.tensor([1.0, INF, NAN]))[0] == 0.5
+    assert drift_error(torch.tensor([1.0, INF]), torch.tensor([1.0, 3e38])) == (INF, INF)
+    assert drift_error(torch.tensor([1.0, 3e38]), torch.tensor([1.0, -INF])) == (INF, INF)
+    assert drift_error(torch.tensor([INF]), torch.tensor([-INF])) == (INF, INF)
+    assert drift_error(torch.tensor([1.5, INF, NAN]), torch.tensor([1.0, INF, NAN]))[0] == 0.5
 
 
 def test_one_wrong_sum_in_bf16_is_not_noise(make_case):

@@ -242,7 +242,7 @@ def test_too_much_memory_is_an_error_and_the_bound_goes(monkeypatch):
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    monkeypatch.setattr(memory, "_left", lambda: 0)
+    monkeypatch.setattr(memory, "_available_bytes", lambda: 0)
     with memory.bounded_memory():
         torch.empty(1 << 20)
         with pytest.raises(RuntimeError, match="allocate"):
