@@ -30,13 +30,20 @@ def known():
     return known
 
 
+def distance(case):
+    (actual,), (expected,) = case.actual, case.expected
+    return float((actual - expected).norm() / expected.norm())
+
+
 def test_the_next_calls_get_the_verdict_of_the_ladder(known):
-    for seed in range(5):
+    worst, n_known = distance(product(seed=100)), 0
+    for seed in range(12):
         case = product(seed=seed)
         found, full = known.judge(7, case), Judge()(case)
-        if seed == 1:
-            assert found is None, "and so does the fourth"
+        if seed in (1, 5) or distance(case) > worst:
+            assert found is None, "the fourth and the eighth call, and what is worse than all before"
             continue
+        n_known += 1
         verdict, (diff,) = found
         assert (verdict.status, verdict.cause, verdict.explanation, verdict.confidence) == (
             Status.MISMATCH,
@@ -46,6 +53,15 @@ def test_the_next_calls_get_the_verdict_of_the_ladder(known):
         )
         assert diff.max_abs == full[1][0].max_abs
         assert 0 < diff.n_mismatched <= diff.n_different
+    assert 3 <= n_known < 10
+
+
+def test_a_call_that_is_worse_than_all_before_climbs_the_ladder_once(known):
+    cases = sorted((product(seed=seed) for seed in range(200, 240)), key=distance)
+    at_first = [known.judge(7, case) is None for case in cases[-3:]]
+    known.learn(7, cases[-1], *Judge()(cases[-1]))
+    assert at_first == [True, True, True]
+    assert sum(known.judge(7, case) is None for case in cases[-4:-1]) <= 1, "but for the next power of two"
 
 
 def one_wrong(out):
