@@ -263,7 +263,7 @@ class DriftChain:
             self._pending.call = _UNFOLLOWED
 
     def take_laid(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The inputs that `before` laid out, once; empty for a call that is not followed."""
+        """The inputs that `take_inputs` laid out, once; empty for a call that is not followed."""
         call, self._pending.call = self._pending.call, None
         return ((), {}) if call is None or call is _UNFOLLOWED else call
 

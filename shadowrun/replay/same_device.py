@@ -499,7 +499,7 @@ def _is_apart(first: torch.Tensor, args: tuple[Any, ...]) -> bool:
     end = begin + first.nbytes
     for a in args[1:]:
         if type(a) in _PLAIN:
-            # Sparse tensors have no address.
+            # Tensors of sparse layouts and of oneDNN have no address.
             if a.layout is not torch.strided or not a.is_contiguous():
                 return False
             at = a.data_ptr()

@@ -7,7 +7,7 @@ import torch
 
 import shadowrun
 from shadowrun import Status
-from shadowrun.replay import memory
+from shadowrun.replay import memory, same_device
 from shadowrun.replay.executor import Executor
 from shadowrun.replay.memory import CopyBuffers
 
@@ -125,3 +125,12 @@ def test_nothing_is_held_after_the_comparison():
             torch.zeros(3).add_(1)
         assert run._replayer._paths.same_device.fast.buffers.by_form
     assert not run._replayer._paths.same_device.fast.buffers.by_form
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr", "to_mkldnn"])
+def test_an_argument_without_an_address_is_not_known_to_be_apart(layout):
+    x = torch.eye(3)
+    assert same_device._is_apart(x, (x, torch.eye(3), 2.0))
+    assert not same_device._is_apart(x, (x, x[0]))
+    assert not same_device._is_apart(x, (x, getattr(torch.eye(3), layout)()))

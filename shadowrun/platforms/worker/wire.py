@@ -6,6 +6,7 @@ part that the call's tensors cover: tensors that share memory here share it in t
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -250,8 +251,8 @@ def decode(tree: Any, memory: Sequence[torch.UntypedStorage], lows: Sequence[int
 
 def _decode_tensor(tree: tuple[Any, ...], memory: Sequence[torch.UntypedStorage], lows: Sequence[int]) -> torch.Tensor:
     _, k, dtype, shape, stride, offset, conj, neg = tree
-    # A tensor of the cache costs half of `torch.empty`.
-    t = torch.empty_like(_PROTOTYPES[dtype] if dtype in _PROTOTYPES else _prototype(dtype))
+    # A tensor like another costs half of `torch.empty`.
+    t = torch.empty_like(_prototype(dtype))
     # The region begins at a cache line below the tensor, so the offset shifts by a whole number of elements.
     t.set_(memory[k], offset - lows[k] // t.element_size() if offset else 0, shape, stride)
     if conj:
@@ -259,13 +260,10 @@ def _decode_tensor(tree: tuple[Any, ...], memory: Sequence[torch.UntypedStorage]
     return negated_view(t) if neg else t
 
 
-_PROTOTYPES: dict[str, torch.Tensor] = {}
-
-
+@functools.cache
 def _prototype(name: str) -> torch.Tensor:
     """A tensor without elements of this dtype."""
-    made = _PROTOTYPES[name] = _empty(_word(name))
-    return made
+    return _empty(_word(name))
 
 
 def _word(name: str) -> Any:
