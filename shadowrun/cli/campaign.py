@@ -450,7 +450,10 @@ def _report(args: argparse.Namespace) -> int:
         return 0
     document = campaign_document(summary, folder=args.folder, fail_on=frozenset(args.fail_on))
     options.print_report(document, args)
-    return 1 if document.gate is not None and not document.gate.passed else 0
+    if document.gate is None or document.gate.passed:
+        return 0
+    print(f"shadowrun: {document.gate.line} (--fail-on)", file=sys.stderr)  # with -o, the report is elsewhere
+    return 1
 
 
 def _ledger(targets: Sequence[str], args: argparse.Namespace) -> tuple[KnownLine, ...]:
