@@ -35,10 +35,33 @@ def attend(
     def run() -> list[torch.Tensor]:
         # The operator has no argument `enable_gqa`: fewer heads of keys than of queries show it.
         grouped = query.dim() > 3 and query.shape[-3] != key.shape[-3]
-        args = (query, key, value, attn_mask, dropout_p, is_causal)
-        return [F.scaled_dot_product_attention(*args, scale=scale, enable_gqa=grouped)]
+        return [attention(query, key, value, attn_mask, dropout_p, is_causal, scale, grouped)]
 
     return in_thread(run)
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """`F.scaled_dot_product_attention`, also where the program's `sdpa_kernel` allows no kernel of this device."""
+    args = (query, key, value, attn_mask, dropout_p, is_causal)
+    try:
+        return F.scaled_dot_product_attention(*args, scale=scale, enable_gqa=enable_gqa)
+    except RuntimeError as error:
+        # The choice is the process's: it must not be changed here, while another thread of the program reads it.
+        if "No available kernel" not in str(error) and "No viable backend" not in str(error):
+            raise
+    out: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math.default(
+        *args, scale=scale, enable_gqa=enable_gqa
+    )[0]
+    return out
 
 
 def attend_backward(
@@ -70,7 +93,7 @@ def attention_gradients(
         own = [t.detach().requires_grad_(t.is_floating_point()) for t in inputs]
         (q, k, v), mask = own[:3], own[3] if len(own) > 3 else None
         grouped = q.dim() > 3 and q.shape[-3] != k.shape[-3]
-        out = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)
+        out = attention(q, k, v, mask, dropout_p, is_causal, scale, grouped)
         return list(torch.autograd.grad(out, [t for t in own if t.requires_grad], grad_out))
 
     return in_thread(run)

@@ -8,14 +8,15 @@ reserve space) are None and not compared: what they are good for is compared whe
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 
 from shadowrun.intercept.torch_operators import raw_operator
 from shadowrun.operators.case import flat_results
-from shadowrun.operators.cpu_only_ops import attend, attention_gradients, in_thread
+from shadowrun.operators.cpu_only_ops import attend, in_thread
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
@@ -67,13 +68,13 @@ def _efficient(
 
 
 def _efficient_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *args: Any, **scale: Any
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, *args: Any, **scale: Any
 ) -> Results:
-    p, mask, causal = args[4], args[5], bool(args[6]) if len(args) > 6 else False
+    p, mask, causal = args[3], args[4], bool(args[5]) if len(args) > 5 else False
     # The CPU cannot repeat the kernel's random mask: its seed is private to the kernel.
     _refuse_dropout(p)
-    grads = attention_gradients(grad, _inputs(q, k, v, bias), p, causal, scale.get("scale"))
-    return tuple(g if wanted else None for g, wanted in zip((*grads, None)[:4], mask, strict=True))
+    grads = _attention_backward(grad, q, k, v, bias, out, causal=causal, scale=scale.get("scale"))
+    return tuple(g if wanted else None for g, wanted in zip(grads, mask, strict=True))
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, p: float = 0.0, causal: bool = False, *_: Any, **named: Any) -> Results:
@@ -81,10 +82,10 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, p: float = 0.0, causal: bool = False
     return attend(q, k, v, p, causal, scale=named.get("scale"))[0], *[None] * 8
 
 
-def _flash_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: Any, **scale: Any) -> Results:
-    p, causal = args[6], args[7]
+def _flash_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *args: Any, **scale: Any) -> Results:
+    p, causal = args[5], args[6]
     _refuse_dropout(p)
-    return tuple(attention_gradients(grad, [q, k, v], p, causal, scale.get("scale")))
+    return _attention_backward(grad, q, k, v, None, out, causal=causal, scale=scale.get("scale"))[:3]
 
 
 def _cudnn_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *args: Any, **named: Any) -> Results:
@@ -92,10 +93,61 @@ def _cudnn_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *args
     return attend(q, k, v, p, causal, attn_mask=bias, scale=named.get("scale"))[0], *[None] * 8
 
 
-def _cudnn_attention_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: Any, **scale: Any) -> Results:
-    bias, p, causal = args[4], args[9], args[10]
+def _cudnn_attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *args: Any, **scale: Any
+) -> Results:
+    bias, p, causal = args[3], args[8], args[9]
     _refuse_dropout(p)
-    return tuple(attention_gradients(grad, _inputs(q, k, v, bias), p, causal, scale.get("scale"))[:3])
+    return _attention_backward(grad, q, k, v, bias, out, causal=causal, scale=scale.get("scale"))[:3]
+
+
+def _attention_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    *,
+    causal: bool,
+    scale: float | None,
+) -> Results:
+    """Gradients of query, key, value and bias, from the saved output as all fused kernels compute them.
+
+    With P = softmax(scale q kᵀ + bias): dV = Pᵀ dO, dS = P (dO Vᵀ - rowsum(dO O)), dQ = scale dS K, dK = scale dSᵀ Q
+    (Dao et al., FlashAttention, algorithm 4). The row sum cancels dO Vᵀ where a query sees one key: what remains there
+    is the rounding of O, so that an O of the reference's would not do.
+    """
+    bias = None if bias is None or not bias.numel() else bias
+    # Kernels compute in float32, also on 16-bit tensors.
+    wide = torch.promote_types(q.dtype, torch.float32)
+    group = q.shape[-3] // k.shape[-3] if q.dim() > 3 else 1
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    dscores: list[Tensor] = []
+    hidden = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1) if causal else None
+    # One head of keys at a time: the scores of all would take as much memory as no fused kernel does.
+    for batch, head in itertools.product(range(k.shape[0]), range(k.shape[1])):
+        at, heads = (batch, head), (batch, slice(head * group, (head + 1) * group))
+        one_q, one_k, one_v = q[heads].to(wide), k[at].to(wide), v[at].to(wide)
+        one_grad = grad[heads].to(wide)
+        scores = one_q @ one_k.mT * factor
+        if bias is not None:
+            added = bias.expand(*q.shape[:-1], k.shape[-2])[heads]
+            scores = scores.masked_fill(~added, -torch.inf) if added.dtype == torch.bool else scores + added
+        if hidden is not None:
+            scores = scores.masked_fill(hidden, -torch.inf)
+        p = _aten._safe_softmax.default(scores, -1)
+        ds = p * (one_grad @ one_v.mT - (one_grad * out[heads].to(wide)).sum(-1, keepdim=True))
+        dq[heads] = (ds @ one_k * factor).to(q.dtype)
+        dk[at] = (ds.mT @ one_q * factor).sum(0).to(k.dtype)
+        dv[at] = (p.mT @ one_grad).sum(0).to(v.dtype)
+        if bias is not None:
+            dscores.append(ds)
+    if bias is None or not dscores:
+        return dq, dk, dv, None
+    dbias = torch.cat(dscores).reshape(*q.shape[:-1], k.shape[-2]).sum_to_size(bias.shape)
+    return dq, dk, dv, dbias.to(bias.dtype)
 
 
 def _rms_norm_backward(
@@ -167,6 +219,13 @@ def _refuse_dropout(p: float) -> None:
         raise NotImplementedError(_DREW)
 
 
+def _log_sigmoid_backward(grad: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
+    # Accelerators save an empty buffer; the CPU reads exp(-|x|) from it.
+    if buffer.numel() != x.numel():
+        buffer = _aten.log_sigmoid_forward.default(x)[1]
+    return cast("Tensor", _aten.log_sigmoid_backward.default(grad, x, buffer))
+
+
 COUNTERPARTS: Final[dict[str, Callable[..., Results]]] = {
     "aten::cudnn_batch_norm": _batch_norm,
     "aten::cudnn_batch_norm_backward": _batch_norm_backward,
@@ -186,10 +245,14 @@ COUNTERPARTS: Final[dict[str, Callable[..., Results]]] = {
 }
 """Each gives all results of the operator, None in the place of those that are not compared."""
 
+_COMPLETED: Final = {"aten::log_sigmoid_backward": _log_sigmoid_backward}
+"""Operators of the CPU's too, which need what another device does not save."""
+
 
 def for_reference(plan: OpPlan) -> OpPlan:
     """The plan by which the CPU runs an operator that may be another device's own."""
-    return plan if plan.name not in COUNTERPARTS else replace(plan, run=_on_cpu(plan.func))
+    own = plan.name not in COUNTERPARTS and plan.name not in _COMPLETED
+    return plan if own else replace(plan, run=_on_cpu(plan.func))
 
 
 def evaluate(case: Case, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Value, ...]]:
@@ -201,9 +264,10 @@ def evaluate(case: Case, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 
 def _on_cpu(func: torch._ops.OpOverload) -> Callable[..., Any]:
     """What runs an operator on the CPU: itself or, where it is another device's own, its counterpart."""
-    own = COUNTERPARTS.get(func.name())  # type: ignore[no-untyped-call]
+    name: str = func.name()  # type: ignore[no-untyped-call]
+    own = COUNTERPARTS.get(name)
     if own is None:
-        return raw_operator(func)
+        return _COMPLETED.get(name) or raw_operator(func)
     return own if len(schema_of(func).returns) > 1 else lambda *args, **kwargs: own(*args, **kwargs)[0]
 
 
