@@ -27,6 +27,7 @@ from shadowrun.recording.model import NONE, Kind
 from shadowrun.recording.native_calls import NativeCalls, State, make_native_calls
 from shadowrun.recording.step_outputs import is_captured
 from shadowrun.recording.undeclared_writes import UndeclaredWrites
+from shadowrun.recording.waiting_digests import WaitingDigests
 from shadowrun.replay.call import draws_random
 from shadowrun.torch_private import is_distributed, local_part
 
@@ -98,12 +99,12 @@ class CallRecorder:
         self.failure = ""
         self._buffer: BlockBuffer | None = None
         self._devices: dict[torch.device, str] = {}
-        self._flow = DataFlow()
-        self._results = CallResults(self._flow, n_rows)
+        self._flow, self._waiting = DataFlow(), WaitingDigests()
+        self._results = CallResults(self._flow, self._waiting, n_rows)
         self._inputs = CallInputs(
             self._flow, provenance, self._results.digest, attribution.modules, lambda: self._state.unseen
         )
-        self._undeclared = UndeclaredWrites()
+        self._undeclared = UndeclaredWrites(self._waiting)
         self._generated = GeneratedCode(self._enter_generated, self._leave_generated)
         self._n_generated = 0
         self._occurrences: dict[tuple[int, str, str], int] = {}

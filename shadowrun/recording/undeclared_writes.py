@@ -17,8 +17,9 @@ from shadowrun.intercept.plan import Action
 from shadowrun.intercept.torchapi import StorageWatch, storage_key
 from shadowrun.native import core
 from shadowrun.native import tensors as native
-from shadowrun.recording.digests import pack
+from shadowrun.recording.digests import await_digest
 from shadowrun.recording.recorder import context_key
+from shadowrun.recording.waiting_digests import packed
 from shadowrun.replay.copies import tensors_in, written_to
 from shadowrun.replay.memory_effects import GUARD_BYTES, bytes_of, is_plain, is_power
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from shadowrun.intercept.attribution import Origin
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.recording.digests import Packed
+    from shadowrun.recording.waiting_digests import Awaited, WaitingDigests
 
 __all__ = ["Overwritten", "Schedule", "UndeclaredWrites", "WatchSchedule", "Watched", "make_schedule", "may_watch"]
 
@@ -55,7 +57,7 @@ class Watched(NamedTuple):
     begin: int
     end: int
     written: tuple[_PLACE, ...]
-    digest: bytes
+    digest: Packed | Awaited | None
 
 
 class Overwritten(NamedTuple):
@@ -71,17 +73,21 @@ class Overwritten(NamedTuple):
     argument: int
     tensor: torch.Tensor
     memory: torch.Tensor
-    digest: Packed | None
+    digest: Packed | Awaited | None
 
 
 class UndeclaredWrites:
     """Watches the memory of arguments in some calls. Not safe to use from several threads at once.
 
+    Args:
+        waiting: Has the digests of memory of accelerators.
+
     Attributes:
         schedule: Decides which calls; it outlasts a recording that is stopped and started again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, waiting: WaitingDigests) -> None:
+        self._waiting = waiting
         self.schedule = make_schedule()
         self._n_running = self._n_begun = 0
         self._others: dict[int, StorageWatch] = {}
@@ -129,16 +135,17 @@ class UndeclaredWrites:
         number, parts = watched
         if not parts or number != self._n_begun:  # another call has begun since
             return []
-        tensors, found = list(_tensors(args, kwargs)), []
+        tensors, after, found = list(_tensors(args, kwargs)), [], []
         for part in parts:
             t = tensors[part.argument]
             storage = t.untyped_storage()
-            if (storage.data_ptr(), storage.nbytes()) != part.storage:  # resized or exchanged
-                continue
-            if _digest(t, part.begin, part.end, part.written) != part.digest:
+            if (storage.data_ptr(), storage.nbytes()) == part.storage:  # else it was resized or exchanged
+                after.append((part, t, self._digest(t, part.begin, part.end, part.written)))
+        for part, t, digest in after:  # at last: on an accelerator, the first one is waited for, with all others
+            if _hash(digest) != _hash(part.digest):
                 is_all = not part.written and bytes_of(t) == (part.begin, part.end) and t.is_contiguous()
                 memory = t if is_all else _memory(t, part.begin, part.end)
-                found.append(Overwritten(part.argument, t, memory, pack(memory)))
+                found.append(Overwritten(part.argument, t, memory, await_digest(memory, 0, self._waiting)))
         if found:
             self.schedule.watch_always(plan.index)
         return found
@@ -169,8 +176,21 @@ class UndeclaredWrites:
                 left -= end - begin
                 if left < 0:
                     return
-                digest = _digest(t, begin, end, inside)
+                digest = self._digest(t, begin, end, inside)
                 yield Watched(argument, (storage.data_ptr(), storage.nbytes()), begin, end, inside, digest)
+
+    def _digest(self, t: torch.Tensor, begin: int, end: int, written: Sequence[_PLACE]) -> Packed | Awaited | None:
+        """Digest of the bytes of a tensor's storage, but for elements that may be written to."""
+        memory = _memory(t, begin, end)
+        if written:
+            # On the host: torch writes to no tensor whose elements overlap.
+            host = np.array(memory.cpu().numpy())
+            for offset, shape, strides, size in written:
+                elements = np.lib.stride_tricks.as_strided(host[offset - begin :], (*shape, size), (*strides, 1))
+                # What the call writes here must make no difference.
+                elements[...] = 0
+            memory = torch.from_numpy(host)
+        return await_digest(memory, 0, self._waiting)
 
 
 def may_watch(plan: OpPlan) -> bool:
@@ -204,19 +224,10 @@ def _parts(
             yield begin, end, argument, tuple(inside)
 
 
-def _digest(t: torch.Tensor, begin: int, end: int, written: Sequence[_PLACE]) -> bytes:
-    """Digest of the bytes of a tensor's storage, but for elements that may be written to."""
-    memory = _memory(t, begin, end)
-    if written:
-        # On the host: torch writes to no tensor whose elements overlap.
-        host = np.array(memory.cpu().numpy())
-        for offset, shape, strides, size in written:
-            elements = np.lib.stride_tricks.as_strided(host[offset - begin :], (*shape, size), (*strides, 1))
-            # What the call writes here must make no difference.
-            elements[...] = 0
-        memory = torch.from_numpy(host)
-    packed = pack(memory)
-    return b"" if packed is None else packed[1]
+def _hash(digest: Packed | Awaited | None) -> bytes:
+    """Of all bits: the ladder of bytes has one rung."""
+    known = packed(digest)
+    return b"" if known is None else known[1]
 
 
 def _memory(t: torch.Tensor, begin: int, end: int) -> torch.Tensor:
