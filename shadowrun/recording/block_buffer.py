@@ -15,7 +15,7 @@ from shadowrun.native import core
 from shadowrun.native import tensors as native
 from shadowrun.recording.model import CALL, NONE, RESULT, Context, Form, Kind
 from shadowrun.recording.recording_writer import Block
-from shadowrun.recording.waiting_digests import Awaited
+from shadowrun.recording.waiting_digests import Awaited, is_capturing
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ class BlockBuffer:
 
     def flush_if_due(self) -> None:
         """Write a block that is full, or that has waited long."""
-        if self.n_holding:
+        if self.n_holding or (self._awaited and is_capturing()):
             return
         is_full = len(self.calls) >= _MAX_CALLS * _CALL.size or len(self.results) >= _MAX_RESULTS * _ROW_BYTES
         if is_full or time.monotonic() - self._flushed_at > _FLUSH_S:

@@ -297,7 +297,8 @@ def _norms(squares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     far = SCALE**-2
     with np.errstate(over="ignore"):
         plain, scaled = np.sqrt(middle + small * far), SCALE * np.sqrt(large + middle * far)
-    return np.where(large > 0, scaled, np.where(middle > 0, plain, np.sqrt(small) / SCALE))
+    norms: npt.NDArray[np.float64] = np.where(large > 0, scaled, np.where(middle > 0, plain, np.sqrt(small) / SCALE))
+    return norms
 
 
 def _numbers(order: Ints, form: NumberFormat) -> npt.NDArray[np.float64]:
@@ -316,7 +317,8 @@ def _numbers(order: Ints, form: NumberFormat) -> npt.NDArray[np.float64]:
         numbers = bits.view(f"f{form.width // 8}")
     # -0 becomes +0: equal numbers shall be equal bytes.
     with np.errstate(invalid="ignore"):
-        return numbers.astype(np.float64) + 0.0
+        values: npt.NDArray[np.float64] = numbers.astype(np.float64) + 0.0
+    return values
 
 
 def class_limits(width: int, mantissa: int) -> list[int]:

@@ -22,7 +22,7 @@ from shadowrun.platforms.backends import FUNCTIONALIZING
 from shadowrun.platforms.torchplatform import below_autograd
 from shadowrun.recording.digest_operators import SCALE, VANISHING, Packed, class_limits, classes, pack_digests
 from shadowrun.recording.number_formats import NUMBER_FORMATS, Encoding
-from shadowrun.recording.waiting_digests import MEMORY_BYTES, Awaited, WaitingDigests, packed, positions_of_samples
+from shadowrun.recording.waiting_digests import MEMORY_BYTES, Awaited, WaitingDigests, positions_of_samples
 from shadowrun.torch_private import is_zero_tensor
 
 if TYPE_CHECKING:
@@ -173,8 +173,8 @@ def _has_values(t: torch.Tensor) -> bool:
 
 def _pack(tensor: torch.Tensor, n_rows: int) -> Packed:
     n_bytes = tensor.numel() * tensor.itemsize
-    # Rows lie apart.
-    return packed(_pack_later(tensor, n_rows, WaitingDigests(min(MEMORY_BYTES, 2 * n_bytes))))
+    found = _pack_later(tensor, n_rows, WaitingDigests(min(MEMORY_BYTES, 2 * n_bytes)))  # rows lie apart
+    return found.get() if isinstance(found, Awaited) else found
 
 
 def _pack_later(tensor: torch.Tensor, n_rows: int, waiting: WaitingDigests) -> Packed | Awaited:

@@ -97,7 +97,10 @@ class Provenance:
         """By name; waits for those of an accelerator."""
         waiting, self._waiting = self._waiting, []
         for name, digest in waiting:
-            known = packed(digest)
+            try:
+                known = packed(digest)
+            except RuntimeError:  # the device failed
+                known = None
             # Rung 0 of the ladder: a hash of all bits.
             value = "" if known is None else f"{int.from_bytes(known[1][:8], sys.byteorder):016x}"
             if name is not None:

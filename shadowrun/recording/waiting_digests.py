@@ -29,9 +29,9 @@ from shadowrun.recording.model import sample_positions
 from shadowrun.recording.number_formats import NUMBER_FORMATS, NumberFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["MEMORY_BYTES", "Awaited", "WaitingDigests", "packed", "positions_of_samples", "way_on"]
+__all__ = ["MEMORY_BYTES", "Awaited", "WaitingDigests", "is_capturing", "packed", "positions_of_samples", "way_on"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -129,6 +129,12 @@ class WaitingDigests:
     def clear(self) -> None:
         """Forget what waits, and free memory."""
         self._memories.clear()
+
+
+def is_capturing() -> bool:
+    """Whether the current stream of CUDA's is being captured: nothing may be launched or waited for."""
+    is_running: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return is_running and torch.cuda.is_current_stream_capturing()
 
 
 def _stream(device: torch.device) -> tuple[torch.device, Any]:
@@ -248,10 +254,15 @@ class _Memory:
                 waiting.parts, waiting.samples = [], []
         self._used = 0
 
-    def _in_stream(self) -> Any:
+    @contextlib.contextmanager
+    def _in_stream(self) -> Iterator[None]:
         if self._stream is None:
-            return contextlib.nullcontext()
-        return getattr(torch, self._device.type).stream(self._stream)
+            yield
+            return
+        with getattr(torch, self._device.type).stream(self._stream):
+            if is_capturing():
+                raise RuntimeError("the stream of tensors that wait for their digests is being captured into a graph")
+            yield
 
     def settle(self) -> None:
         """Digest what waits, and fetch all."""
