@@ -226,6 +226,40 @@ def _log_sigmoid_backward(grad: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
     return cast("Tensor", _aten.log_sigmoid_backward.default(grad, x, buffer))
 
 
+def _softmax_of(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Softmax whose 16-bit input becomes float32 on the way, which only accelerators do in one kernel."""
+    return lambda x, dim, half_to_float: operator(x.float() if half_to_float else x, dim, False)
+
+
+def _softmax_backward_of(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda grad, out, dim, input_dtype: operator(grad, out, dim, grad.dtype).to(
+        grad.dtype if grad.dtype is torch.float64 else input_dtype
+    )
+
+
+def _histc(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    # The CPU counts floating numbers only.
+    counts: Tensor = _aten.histc.default(x if x.is_floating_point() else x.double(), *args, **kwargs)
+    return counts.to(x.dtype)
+
+
+def _grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Any = None, out_dtype: Any = None) -> Tensor:
+    """Products of groups of rows, columns or terms, which end at `offs`; the operator itself has no float64."""
+    if a.dtype is not torch.float64 or bias is not None:
+        return cast("Tensor", _aten._grouped_mm.default(a, b, offs, bias, out_dtype))
+    if offs is None:
+        return a @ b
+    ends = offs.tolist()
+    groups = list(enumerate(slice(*bounds) for bounds in zip([0, *ends], ends, strict=False)))
+    if a.dim() == b.dim() == 2:
+        return torch.stack([a[:, group] @ b[group] for _, group in groups])
+    if b.dim() == 2:
+        return torch.cat([a[i] @ b[:, group] for i, group in groups], 1)
+    products = torch.cat([a[group] @ b[i] for i, group in groups])
+    # Rows behind the last group have no value.
+    return torch.cat([products, products.new_zeros(len(a) - len(products), products.shape[1])])
+
+
 COUNTERPARTS: Final[dict[str, Callable[..., Results]]] = {
     "aten::cudnn_batch_norm": _batch_norm,
     "aten::cudnn_batch_norm_backward": _batch_norm_backward,
@@ -245,8 +279,16 @@ COUNTERPARTS: Final[dict[str, Callable[..., Results]]] = {
 }
 """Each gives all results of the operator, None in the place of those that are not compared."""
 
-_COMPLETED: Final = {"aten::log_sigmoid_backward": _log_sigmoid_backward}
-"""Operators of the CPU's too, which need what another device does not save."""
+_COMPLETED: Final[dict[str, Callable[..., Tensor]]] = {
+    "aten::log_sigmoid_backward": _log_sigmoid_backward,
+    "aten::_softmax": _softmax_of(_aten._softmax.default),
+    "aten::_log_softmax": _softmax_of(_aten._log_softmax.default),
+    "aten::_softmax_backward_data": _softmax_backward_of(_aten._softmax_backward_data.default),
+    "aten::_log_softmax_backward_data": _softmax_backward_of(_aten._log_softmax_backward_data.default),
+    "aten::histc": _histc,
+    "aten::_grouped_mm": _grouped_mm,
+}
+"""Operators that the CPU has too, but not in every form that another device has."""
 
 
 def for_reference(plan: OpPlan) -> OpPlan:
