@@ -25,14 +25,16 @@ from shadowrun.replay.copies import at_offsets, copy_mutated, offsets
 from shadowrun.replay.executor import to_cpu
 from shadowrun.replay.memory import n_bytes
 from shadowrun.replay.memory_effects import OVERWRITTEN, MemoryEffects
+from shadowrun.store.pending import tensor_key, verdict_key
 from shadowrun.store.schema import severity
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from shadowrun.config import Config
     from shadowrun.judge.judgement import Examined
+    from shadowrun.judge.remembered import ContextBounds
     from shadowrun.platforms.fallback import Evidence
     from shadowrun.replay.call import Call, CallRun
     from shadowrun.replay.context import RecordSink
@@ -293,6 +295,7 @@ class Comparator:
         if bounds is not None and looked is None and actual.fallback is None and rng is None:
             close = bounds.judge(a, e)
             if close is not None:
+                self.teach(bounds, a, *close)
                 self._recorder.verdict(context, *close, times=times, drift=drift)
                 return
         # Some kernels ignore the storage offset; the copies begin at 0 and would hide that.
@@ -325,6 +328,18 @@ class Comparator:
         judged = self._own_judge(case, bounds)
         self._learn(context, case, *judged)
         self._record_unequal(unequal, pristine, *judged)
+
+    def teach(
+        self, bounds: ContextBounds, actual: Sequence[Value], verdict: Verdict, diffs: tuple[TensorDiff, ...]
+    ) -> None:
+        """Have C record the next call that passes these bounds as this one does."""
+        native = bounds.native
+        if native is None:
+            return
+        positions = {bound.name: k for k, bound in enumerate(bounds.results)}
+        for d in diffs:
+            native.learn_form(positions[d.name], actual[positions[d.name]], d.actual.stride, tensor_key(d))
+        native.learn_verdict(positions[diffs[0].name], diffs[0].max_ulp, verdict_key(verdict))
 
     def _learn(self, context: int, case: Case, verdict: Verdict, diffs: tuple[TensorDiff, ...]) -> None:
         if context == NO_CONTEXT:
