@@ -23,7 +23,7 @@ from shadowrun.judge.patterns import MARGIN
 from shadowrun.judge.result_diff import flat_values
 from shadowrun.judge.rounding_bounds import rounding_bound
 from shadowrun.numerics.bits import plainly_equal
-from shadowrun.numerics.diff import native_diff
+from shadowrun.numerics.diff import diff
 from shadowrun.operators.case import tensors
 from shadowrun.operators.vendor_ops import evaluate
 from shadowrun.types import Status, TensorDiff, Verdict
@@ -77,7 +77,7 @@ class KnownRoundings:
         """Remember what the ladder said of a call; any other verdict than rounded inputs forgets the context."""
         former = self._known.pop(context, None)
         rounded = verdict.status is Status.MISMATCH and verdict.explanation.startswith(ROUNDED_INPUTS)
-        if not rounded or native_diff is None or case.mutated or is_large(case):
+        if not rounded or case.mutated or is_large(case):
             return
         if len(self._known) >= MAX_CONTEXTS:
             self._known.clear()
@@ -149,15 +149,14 @@ def _is_alike(now: _Fit, then: _Fit) -> bool:
 
 def _diffs(case: Case, wrong: dict[int, _Fit]) -> dict[int, TensorDiff] | None:
     """Statistics of the results that differ; None where others do than those, or other classes of values."""
-    assert native_diff is not None
     found = {}
     for k, (name, a, e) in enumerate(zip(case.names, case.actual, case.expected, strict=True)):
         if not isinstance(a, torch.Tensor) or not isinstance(e, torch.Tensor):
             return None
         if plainly_equal(a, e):
             continue
-        d = native_diff(name, a, e) if k in wrong else None
-        if d is None or d.n_nan or d.n_inf:
+        d = diff(name, a, e) if k in wrong else None
+        if d is None or d.detail or d.n_nan or d.n_inf:
             return None
         found[k] = d
     return found if found.keys() == wrong.keys() else None

@@ -19,7 +19,6 @@ from shadowrun.judge.closeness import FEW_ULP, FEW_ULP_COARSE
 from shadowrun.judge.large_results import is_large
 from shadowrun.judge.oracle import n_terms
 from shadowrun.judge.products import MANY_TERMS
-from shadowrun.native import core
 from shadowrun.numerics.bits import plainly_equal
 from shadowrun.numerics.diff import native_diff
 from shadowrun.numerics.form import dtype_name
@@ -29,7 +28,7 @@ from shadowrun.operators.facts import ulp_bound
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shadowrun.judge.judgement import ToleranceOf
     from shadowrun.operators.case import Case, Value
@@ -100,12 +99,11 @@ class ContextBounds:
             diffs.append(d)
         return None if first is None else (first, tuple(diffs))
 
-    def for_native(self) -> Any:
+    def for_native(self, make: Callable[..., Any] | None) -> Any:
         """The same in C; None where the diffs do not decide, or without the part in C."""
-        if core is None or not self.is_enough:
+        if make is None or not self.is_enough:
             return None
-        limits = tuple((r.max_ulp, r.of_operator, r.coarse) for r in self.results)
-        return core.CloseBounds(limits, ENOUGH, DIFFERING)
+        return make(tuple((r.max_ulp, r.of_operator, r.coarse) for r in self.results), ENOUGH, DIFFERING)
 
     def close(self, position: int, d: TensorDiff) -> Verdict | None:
         """MATCH for one result that passes by closeness; None where the ladder has to decide."""
@@ -142,13 +140,15 @@ class RememberedBounds:
 
     Args:
         tolerance: The user's tolerances, None where there are none; a result with one is never remembered.
+        make_native: Makes what C knows of the bounds of a context; None without it.
 
     Attributes:
         by_context: Bounds by the number of a context; None where each call climbs the ladder.
         native: What C knows of them, by the same numbers.
     """
 
-    def __init__(self, tolerance: ToleranceOf | None) -> None:
+    def __init__(self, tolerance: ToleranceOf | None, make_native: Callable[..., Any] | None = None) -> None:
+        self._make_native = make_native
         self._tolerance: ToleranceOf = tolerance or (lambda _op, _dtype: None)
         self.by_context: dict[int, ContextBounds | None] = {}
         self.native: dict[int, Any] = {}
@@ -163,7 +163,7 @@ class RememberedBounds:
                 known.clear()
                 self.native.clear()
             bounds = known[context] = bounds_of(case, self._tolerance) if native_diff is not None else None
-            if bounds is not None and (native := bounds.for_native()) is not None:
+            if bounds is not None and (native := bounds.for_native(self._make_native)) is not None:
                 bounds.native = self.native[context] = native
         bounds = known[context]
         if bounds is not None and not bounds.passed_subnormals:

@@ -15,6 +15,7 @@ from shadowrun.judge.judge import Judge
 from shadowrun.judge.known_roundings import KnownRoundings
 from shadowrun.judge.random_values import implausible
 from shadowrun.judge.remembered import RememberedBounds
+from shadowrun.native import core
 from shadowrun.numerics.bits import Uncomparable, bits_equal, plainly_equal
 from shadowrun.numerics.form import form_difference
 from shadowrun.operators.case import Case, Value
@@ -119,7 +120,7 @@ class Comparator:
         tolerance = config.tolerance_on(str(target.platform))
         self._own_judge = Judge(tolerance=tolerance, max_bytes=bytes_for_oracle(config.max_bytes))
         self._given_judge = judge
-        self.bounds = RememberedBounds(tolerance)
+        self.bounds = RememberedBounds(tolerance, None if core is None else core.CloseBounds)
         # A user's tolerance may pass what a cause explains.
         self._roundings = KnownRoundings() if tolerance is None else None
         # Lazy and XLA tensors have no strides: a difference there says nothing.

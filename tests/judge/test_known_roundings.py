@@ -5,13 +5,11 @@ import torch
 
 from shadowrun.judge.judge import Judge
 from shadowrun.judge.known_roundings import KnownRoundings
-from shadowrun.numerics.diff import native_diff
 from shadowrun.types import Cause, Status
 from tests.case_kit import make_case
 from tests.ground_truth.bulk import ROUNDINGS, compare
 
 aten = torch.ops.aten
-pytestmark = pytest.mark.skipif(native_diff is None, reason="without native code, each call climbs the ladder")
 
 
 def product(rounding="bf16", change=lambda out: out, seed=0, share_far=0.0):
