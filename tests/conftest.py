@@ -14,7 +14,7 @@ from shadowrun import sim as sim_package
 from shadowrun.replay import memory_effects
 from shadowrun.repro import script
 from tests.case_kit import give_sim, make_case_fixture  # noqa: F401 - fixtures
-from tests.ground_truth.scripts import Scripts
+from tests.forked import Forked
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -51,7 +51,7 @@ def clean_sim(sim_device):
 @pytest.fixture(scope="module")
 def scripts():
     """Runs scripts of repros in processes that are forked from one with torch."""
-    with Scripts() as started:
+    with Forked() as started:
         yield started
 
 

@@ -17,7 +17,7 @@ from shadowrun.intercept.threads import OwnThread
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["EQUIVALENTS", "attend", "attention_gradients", "in_thread"]
+__all__ = ["EQUIVALENTS", "attend", "attention_gradients", "attention_weights", "in_thread"]
 
 
 def attend(
@@ -58,10 +58,27 @@ def attention(
         # The choice is the process's: it must not be changed here, while another thread of the program reads it.
         if "No available kernel" not in str(error) and "No viable backend" not in str(error):
             raise
-    out: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math.default(
-        *args, scale=scale, enable_gqa=enable_gqa
-    )[0]
-    return out
+    if dropout_p:
+        raise NotImplementedError("dropout draws its mask in a kernel that the program does not allow here")
+    wide = torch.promote_types(query.dtype, torch.float32)
+    q, k, v = query.to(wide), key.to(wide), value.to(wide)
+    if enable_gqa:
+        k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
+    return (attention_weights(q, k, attn_mask, is_causal=is_causal, scale=scale) @ v).to(query.dtype)
+
+
+def attention_weights(
+    query: torch.Tensor, key: torch.Tensor, attn_mask: torch.Tensor | None, *, is_causal: bool, scale: float | None
+) -> torch.Tensor:
+    """``softmax(scale q kᵀ + mask)``, 0 in a row that is masked as a whole."""
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if attn_mask is not None:
+        masked = attn_mask.dtype is torch.bool
+        scores = scores.masked_fill(~attn_mask, -torch.inf) if masked else scores + attn_mask
+    if is_causal:
+        after = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(after, -torch.inf)
+    return scores.softmax(-1).masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0.0)
 
 
 def attend_backward(

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 
 from shadowrun.intercept.torch_operators import raw_operator
 from shadowrun.operators.case import flat_results
-from shadowrun.operators.cpu_only_ops import attend, in_thread
+from shadowrun.operators.cpu_only_ops import attend, attention_weights, in_thread
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ __all__ = ["COUNTERPARTS", "compared", "evaluate", "for_reference"]
 
 Tensor = torch.Tensor
 Results = tuple[Any, ...]
+_Operator: TypeAlias = "Callable[..., Tensor]"
 _aten = torch.ops.aten
 _DREW = "it drew random numbers, which the CPU cannot draw"
 _RNNS: Final = (torch.rnn_relu, torch.rnn_tanh, torch.lstm, torch.gru)
@@ -125,19 +126,13 @@ def _attention_backward(
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     dscores: list[Tensor] = []
-    hidden = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1) if causal else None
     # One head of keys at a time: the scores of all would take as much memory as no fused kernel does.
     for batch, head in itertools.product(range(k.shape[0]), range(k.shape[1])):
         at, heads = (batch, head), (batch, slice(head * group, (head + 1) * group))
         one_q, one_k, one_v = q[heads].to(wide), k[at].to(wide), v[at].to(wide)
         one_grad = grad[heads].to(wide)
-        scores = one_q @ one_k.mT * factor
-        if bias is not None:
-            added = bias.expand(*q.shape[:-1], k.shape[-2])[heads]
-            scores = scores.masked_fill(~added, -torch.inf) if added.dtype == torch.bool else scores + added
-        if hidden is not None:
-            scores = scores.masked_fill(hidden, -torch.inf)
-        p = _aten._safe_softmax.default(scores, -1)
+        mask = None if bias is None else bias.expand(*q.shape[:-1], k.shape[-2])[heads]
+        p = attention_weights(one_q, one_k, mask, is_causal=causal, scale=factor)
         ds = p * (one_grad @ one_v.mT - (one_grad * out[heads].to(wide)).sum(-1, keepdim=True))
         dq[heads] = (ds @ one_k * factor).to(q.dtype)
         dk[at] = (ds.mT @ one_q * factor).sum(0).to(k.dtype)
@@ -219,11 +214,49 @@ def _refuse_dropout(p: float) -> None:
         raise NotImplementedError(_DREW)
 
 
-def _log_sigmoid_backward(grad: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
-    # Accelerators save an empty buffer; the CPU reads exp(-|x|) from it.
-    if buffer.numel() != x.numel():
-        buffer = _aten.log_sigmoid_forward.default(x)[1]
-    return cast("Tensor", _aten.log_sigmoid_backward.default(grad, x, buffer))
+def _log_sigmoid_backward(operator: _Operator) -> _Operator:
+    def run(grad: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
+        # Accelerators save an empty buffer; the CPU reads exp(-|x|) from it.
+        return operator(grad, x, buffer if buffer.numel() == x.numel() else _aten.log_sigmoid_forward.default(x)[1])
+
+    return run
+
+
+def _softmax(operator: _Operator) -> _Operator:
+    """Softmax whose 16-bit input becomes float32 on the way, which only accelerators do in one kernel."""
+    return lambda x, dim, half_to_float: operator(x.float() if half_to_float else x, dim, False)
+
+
+def _softmax_backward(operator: _Operator) -> _Operator:
+    return lambda grad, out, dim, input_dtype: operator(grad, out, dim, grad.dtype).to(
+        grad.dtype if grad.dtype is torch.float64 else input_dtype
+    )
+
+
+def _histc(operator: _Operator) -> _Operator:
+    # The CPU counts floating numbers only.
+    return lambda x, *args: operator(x if x.is_floating_point() else x.double(), *args).to(x.dtype)
+
+
+def _grouped_mm(operator: _Operator) -> _Operator:
+    """Products of groups of rows, columns or terms, which end at `offs`; the operator itself has no float64."""
+
+    def run(a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Any = None, out_dtype: Any = None) -> Tensor:
+        if a.dtype is not torch.float64 or bias is not None:
+            return operator(a, b, offs, bias, out_dtype)
+        if offs is None:
+            return a @ b
+        ends = offs.tolist()
+        groups = list(enumerate(slice(*bounds) for bounds in zip([0, *ends], ends, strict=False)))
+        if a.dim() == b.dim() == 2:
+            return torch.stack([a[:, group] @ b[group] for _, group in groups])
+        if b.dim() == 2:
+            return torch.cat([a[i] @ b[:, group] for i, group in groups], 1)
+        products = torch.cat([a[group] @ b[i] for i, group in groups])
+        # Rows behind the last group have no value.
+        return torch.cat([products, products.new_zeros(len(a) - len(products), products.shape[1])])
+
+    return run
 
 
 COUNTERPARTS: Final[dict[str, Callable[..., Results]]] = {
@@ -245,8 +278,16 @@ COUNTERPARTS: Final[dict[str, Callable[..., Results]]] = {
 }
 """Each gives all results of the operator, None in the place of those that are not compared."""
 
-_COMPLETED: Final = {"aten::log_sigmoid_backward": _log_sigmoid_backward}
-"""Operators of the CPU's too, which need what another device does not save."""
+_COMPLETED: Final[dict[str, Callable[[_Operator], _Operator]]] = {
+    "aten::log_sigmoid_backward": _log_sigmoid_backward,
+    "aten::_softmax": _softmax,
+    "aten::_log_softmax": _softmax,
+    "aten::_softmax_backward_data": _softmax_backward,
+    "aten::_log_softmax_backward_data": _softmax_backward,
+    "aten::histc": _histc,
+    "aten::_grouped_mm": _grouped_mm,
+}
+"""Operators that the CPU has too, but not in every form that another device has."""
 
 
 def for_reference(plan: OpPlan) -> OpPlan:
@@ -267,7 +308,8 @@ def _on_cpu(func: torch._ops.OpOverload) -> Callable[..., Any]:
     name: str = func.name()  # type: ignore[no-untyped-call]
     own = COUNTERPARTS.get(name)
     if own is None:
-        return _COMPLETED.get(name) or raw_operator(func)
+        operator: _Operator = raw_operator(func)
+        return _COMPLETED[name](operator) if name in _COMPLETED else operator
     return own if len(schema_of(func).returns) > 1 else lambda *args, **kwargs: own(*args, **kwargs)[0]
 
 

@@ -25,8 +25,8 @@ from shadowrun.recording.call_results import CallResults, flat, has_memory
 from shadowrun.recording.data_flow import DataFlow, Leaf
 from shadowrun.recording.model import NONE, Kind
 from shadowrun.recording.native_calls import NativeCalls, State, make_native_calls
-from shadowrun.recording.step_outputs import is_captured
 from shadowrun.recording.undeclared_writes import UndeclaredWrites
+from shadowrun.recording.waiting_digests import WaitingDigests, is_capturing
 from shadowrun.replay.call import draws_random
 from shadowrun.torch_private import is_distributed, local_part
 
@@ -98,12 +98,12 @@ class CallRecorder:
         self.failure = ""
         self._buffer: BlockBuffer | None = None
         self._devices: dict[torch.device, str] = {}
-        self._flow = DataFlow()
-        self._results = CallResults(self._flow, n_rows)
+        self._flow, self._waiting = DataFlow(), WaitingDigests()
+        self._results = CallResults(self._flow, self._waiting, n_rows)
         self._inputs = CallInputs(
             self._flow, provenance, self._results.digest, attribution.modules, lambda: self._state.unseen
         )
-        self._undeclared = UndeclaredWrites()
+        self._undeclared = UndeclaredWrites(self._waiting)
         self._generated = GeneratedCode(self._enter_generated, self._leave_generated)
         self._n_generated = 0
         self._occurrences: dict[tuple[int, str, str], int] = {}
@@ -213,6 +213,8 @@ class CallRecorder:
         with self.lock:
             if self._buffer is not None:
                 self._buffer.flush()
+            if not self.running:
+                self._waiting.clear()
 
     def between_calls(self) -> AbstractContextManager[Any]:
         """Hold the lock: no call is being recorded."""
@@ -310,9 +312,8 @@ class CallRecorder:
         if not selection.everything and (reason := selection.reason_to_skip(plan, origin)):
             self._skip(reason, plan, args, kwargs)
             return None
-        first = next(flat(args), None)
         # Its kernels run when the graph is replayed: there are no values now.
-        if isinstance(first, torch.Tensor) and is_captured(first):
+        if is_capturing() and _is_on_cuda(args, kwargs):
             self._inputs.has_graphs = True
             self._skip(_IN_GRAPH, plan, args, kwargs)
             return None
@@ -515,3 +516,10 @@ class CallRecorder:
                     ShadowrunWarning,
                     stacklevel=2,
                 )
+
+
+def _is_on_cuda(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if any(isinstance(a, torch.Tensor) and a.is_cuda for a in flat((*args, *kwargs.values()))):
+        return True
+    wanted = kwargs.get("device")
+    return isinstance(wanted, torch.device) and wanted.type == "cuda"

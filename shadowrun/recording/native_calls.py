@@ -129,7 +129,7 @@ def make_native_calls(
     rows = buffer.native_rows = core.TensorRows(
         storages=flow.storages,
         form=buffer.form,
-        digest=results.digest,
+        digest=results.digest_now,
         number_form=functools.partial(number_form, buffer),
         leaf=Leaf,
         plain_digests=not n_rows,

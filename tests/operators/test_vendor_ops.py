@@ -318,3 +318,41 @@ def test_results_without_a_gradient_asked_for_may_have_any_value(give_sim):
         aten._fused_rms_norm_backward(grad, x, [6], rstd, weight, [False, True])
     (record,) = run.records(op="*rms_norm*")
     assert record.verdict.status is Status.MATCH, record.verdict
+
+
+@pytest.mark.parametrize("name", ["_softmax", "_log_softmax"])
+def test_softmax_of_16_bits_into_float32(name):
+    (x,) = seeded((4, 6), dtype=torch.float16)
+    forward = for_reference(make_plan(getattr(aten, name).default, 0)).run
+    out = forward(x, 1, True)
+    assert out.dtype is torch.float32
+    assert torch.equal(out, getattr(torch, name[1:])(x.float(), 1))
+    assert forward(x, 1, False).dtype is torch.float16
+    backward = for_reference(make_plan(getattr(aten, f"{name}_backward_data").default, 0)).run
+    grad = torch.ones(4, 6) * torch.arange(6)
+    found = backward(grad, out, 1, torch.float16)
+    leaf = x.float().requires_grad_()
+    (wanted,) = torch.autograd.grad(getattr(torch, name[1:])(leaf, 1), leaf, grad)
+    assert found.dtype is torch.float16
+    torch.testing.assert_close(found, wanted.half())
+
+
+def test_counts_of_integers():
+    x = torch.tensor([0, 1, 1, 3, 3, 3], dtype=torch.int32)
+    found = for_reference(make_plan(aten.histc.default, 0)).run(x, 4, 0, 3)
+    assert found.dtype is torch.int32
+    assert found.tolist() == [1, 2, 0, 3]
+
+
+@pytest.mark.parametrize(
+    "shapes", [((8, 8), (2, 8, 16)), ((2, 8, 8), (8, 16)), ((8, 16), (16, 8)), ((2, 8, 8), (2, 8, 8))]
+)
+def test_grouped_products_in_float64(shapes):
+    a, b = seeded(*shapes, dtype=torch.float64)
+    ends = {(2, 3): 8, (3, 2): 16, (2, 2): 16}.get((a.dim(), b.dim()))
+    offs = None if ends is None else torch.tensor([ends // 2, ends], dtype=torch.int32)
+    run = for_reference(make_plan(aten._grouped_mm.default, 0)).run
+    found = run(a, b, offs)
+    assert found.dtype is torch.float64
+    narrow = run(a.bfloat16(), b.bfloat16(), offs)
+    torch.testing.assert_close(found, narrow.double(), rtol=0.05, atol=0.1)
