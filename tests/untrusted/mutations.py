@@ -151,7 +151,7 @@ def _change_schema(connection: sqlite3.Connection, chance: random.Random, table:
 
 
 def of_json(path: Path, seed: int) -> None:
-    """Change values in a file of JSON lines, which may be compressed, and in the JSON texts inside of a store."""
+    """Change values in a file of JSON lines, which may be compressed."""
     chance = random.Random(seed)
     packed = path.read_bytes()
     is_packed = packed.startswith(b"\xfd7zXZ")
@@ -159,14 +159,14 @@ def of_json(path: Path, seed: int) -> None:
     for _ in range(chance.choice((1, 1, 2, 5))):
         at = chance.randrange(len(lines))
         with contextlib.suppress(ValueError, RecursionError):
-            lines[at] = json.dumps(_other(json.loads(lines[at]), chance))
+            lines[at] = json.dumps(other_value(json.loads(lines[at]), chance), separators=(",", ":"))
     if not chance.randrange(8):
         lines.insert(chance.randrange(len(lines)), chance.choice(lines))
     data = ("\n".join(lines) + "\n").encode("utf-8", "surrogatepass")
     path.write_bytes(lzma.compress(data) if is_packed else data)
 
 
-def _other(value: object, chance: random.Random, depth: int = 0) -> object:
+def other_value(value: object, chance: random.Random, depth: int = 0) -> object:
     """A value with one part changed."""
     if isinstance(value, (list, dict)) and value and chance.random() < 0.97 - 0.02 * depth:
         keys = list(value) if isinstance(value, dict) else range(len(value))
@@ -177,7 +177,7 @@ def _other(value: object, chance: random.Random, depth: int = 0) -> object:
         elif kind == 1 and isinstance(value, list):
             value.insert(key, value[key])
         else:
-            value[key] = _other(value[key], chance, depth + 1)
+            value[key] = other_value(value[key], chance, depth + 1)
         return value
     found = chance.choice((*VALUES, value, [value], {"ref": value}, {"ref": [0, 0]}, {"tuple": [value]}, [[]] * 3))
     return found if not isinstance(found, bytes) else found.hex()

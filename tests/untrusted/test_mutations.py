@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import random
 import re
 import shutil
 import sqlite3
@@ -20,6 +21,7 @@ import torch
 import shadowrun
 from shadowrun.cli.main import main
 from shadowrun.errors import ShadowrunError
+from shadowrun.store.plain_json import NotStorable
 from shadowrun.studies.campaign.folder import Folder, Settings, Shard
 from shadowrun.studies.campaign.store import CampaignStore
 from shadowrun.studies.campaign.tables import ResultRow, VariantRow
@@ -27,12 +29,12 @@ from shadowrun.studies.slowdown.calls import read_mix
 from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part
 from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
 from shadowrun.studies.sweep.recorded import read_calls
-from shadowrun.studies.zoo.graph import Runner, from_json
+from shadowrun.studies.zoo.graph import Runner, from_json, to_json
 from shadowrun.studies.zoo.program import program_of, read_zoo, write_zoo
 from shadowrun.studies.zoo.sources.graph_folders import collect_folders
 from shadowrun.studies.zoo.values import make_all
 from tests.studies.zoo.test_foreign_graphs import META, MODEL, WEIGHTS
-from tests.untrusted.mutations import of_bytes, of_json, of_source, of_values
+from tests.untrusted.mutations import of_bytes, of_json, of_source, of_values, other_value
 from tests.untrusted.test_campaign_folders import MM
 
 FEW, MANY = 4, 520
@@ -49,7 +51,7 @@ SLUGS |= {
 }
 OTHERS = {
     *("unknown-finding", "combine-platforms", "combine-nothing", "combine-twice", "coverage-file-other"),
-    *("no-programs", "campaign-other", "unknown-variant", "data-file-ranks"),
+    *("no-programs", "campaign-other", "unknown-variant", "data-file-ranks", "zoo-unknown-program"),
 }
 """Errors that do not blame the file: it was read."""
 OLD = Path(__file__).parents[1] / "store"
@@ -193,7 +195,7 @@ OF_A_RECORDING = {
 
 
 def all_of_a_zoo(path: Path) -> None:
-    for program in read_zoo(path).programs:
+    for program in read_zoo(path).programs.values():
         with contextlib.suppress(RuntimeError, ValueError, TypeError, IndexError):  # Refused is one
             Runner(program.graph)(make_all(program.graph.inputs))
 
@@ -264,6 +266,26 @@ def test_a_result_or_one_line(tried, which, mutate, n):
     counts = tried(which, mutate, n)
     assert sum(counts[slug] for slug in SLUGS & counts.keys()) > 0
     assert n == FEW or counts[""] > 0  # not all is refused: readers are tried too
+
+
+@pytest.mark.parametrize("n", [FEW * 5, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_a_graph_with_other_values(n):
+    """As `zoo add` reads graphs: the number of a program is the hash of its graph, which whoever changes it knows."""
+    whole = json.dumps(to_json(from_json(MM)))
+    ran = refused = 0
+    for seed in range(n):
+        data = other_value(json.loads(whole), random.Random(seed))
+        try:
+            graph = from_json(data)
+        except (ValueError, NotStorable):  # Refused is one
+            refused += 1
+            continue
+        program_of("p", "modules", graph)
+        with contextlib.suppress(RuntimeError, ValueError, IndexError):  # of its calls
+            Runner(graph)(make_all(graph.inputs))
+            ran += 1
+    assert ran > 0
+    assert refused > 0
 
 
 FOLDER = {"model.py": MODEL, "weight_meta.py": WEIGHTS, "input_meta.py": META}
