@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -41,6 +42,7 @@ _MAX_STREAMS: Final = 4
 # Each tensor begins at a multiple of so many bytes, which is a row of any dtype.
 _ALIGNMENT: Final = 8 * ROW
 _PROBED_ROWS: Final = 40
+_WITH_TRITON: Final = frozenset({"cuda", "xpu"})  # ROCm is "cuda"
 
 
 class Awaited:
@@ -332,6 +334,15 @@ class _Way(Protocol):
     ) -> Found: ...
 
 
+def _by_kernel(device_type: str) -> _Way:
+    if device_type not in _WITH_TRITON or importlib.util.find_spec("triton") is None:
+        return digest_parts
+    # Only there: the import takes half a second.
+    from shadowrun.recording.digest_kernel import digest_parts_by_kernel
+
+    return digest_parts_by_kernel
+
+
 def _on_host(memory: torch.Tensor, dtype: torch.dtype, form: NumberFormat, parts: Parts, samples: Ints) -> Found:
     return digest_parts(memory.cpu(), dtype, form, parts, samples)
 
@@ -348,9 +359,10 @@ def way_on(device_type: str, dtype: torch.dtype) -> _Way:
     parts = Parts(*np.array([(0, 5, 0), (ROW, (_PROBED_ROWS - 1) * ROW - 3, 2 * ROW)]).T)
     samples = np.array([1, 3, 700])
     wanted = digest_parts(memory, dtype, form, parts, samples)
-    for way in (digest_parts,):
-        # It lacks an operator or a dtype, say.
-        with contextlib.suppress(NotImplementedError, TypeError, RuntimeError):
+    for find in (_by_kernel, lambda _: digest_parts):
+        # It lacks an operator or a dtype, say; Triton, a compiler.
+        with contextlib.suppress(Exception):
+            way = find(device_type)
             if _agree(way(memory.to(device_type), dtype, form, parts, samples), wanted):
                 return way
     return _on_host
