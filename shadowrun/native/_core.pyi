@@ -182,6 +182,7 @@ class RecordHandler:
         counts: bool,
         written: tuple[int, ...],
         is_item: bool,
+        is_random: bool,
         /,
     ) -> None: ...
     def remove_operator(self, operator: object, /) -> None: ...
