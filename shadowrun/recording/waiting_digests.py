@@ -141,8 +141,11 @@ class WaitingDigests:
 
 def is_capturing() -> bool:
     """Whether the current stream of CUDA's is being captured: nothing may be launched or waited for."""
-    is_running: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return is_running and torch.cuda.is_current_stream_capturing()
+    try:
+        is_running: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return is_running and torch.cuda.is_current_stream_capturing()
+    except RuntimeError:  # the default stream may not even be asked while another thread captures
+        return True
 
 
 def _stream(device: torch.device) -> Any:
