@@ -163,6 +163,15 @@ class Comparator:
             self.watched.discard(plan.index)
         return self.effects.check(plan, pristine) if wanted else None
 
+    def look_at_memory(self, call: Call, pristine: Arguments) -> Looked | None:
+        """A forbidden effect on memory of a call whose results are equal, and were compared where they lie.
+
+        Args:
+            call: The call, with its context.
+            pristine: Inputs as before the call, on the CPU or on the target's device.
+        """
+        return self._memory_effects(call, call.plan, pristine)
+
     def confirmed_ns(self, plan: OpPlan, actual_ns: int, expected_ns: int, again: Callable[[], CallRun]) -> int:
         """Time of the target's run, measured again before an operator is called slow.
 
