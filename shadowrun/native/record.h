@@ -12,6 +12,7 @@ typedef struct {
     PyObject *last, *rows;
     long long version;
     char counts;
+    unsigned char n_resting, rest; /* looks for freed storages that leave it out, and how many did last time */
 } SrStorageRows;
 
 int sr_add_storage_rows_type(PyObject *module);

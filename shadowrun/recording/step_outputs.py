@@ -32,7 +32,7 @@ _STEP_BYTES: Final = OUTPUTS_BYTES // 4
 # A step counts as so many bytes at least: to find a tensor takes some 0.1 ms, and there may be a million steps.
 _LEAST: Final = OUTPUTS_BYTES // 256
 _MAX_FAILURES: Final = 3
-_AT_ONCE: Final = 64
+_AT_ONCE: Final = (4, 16, 64)
 _MADE: Final = (Kind.RESULT, Kind.WRITTEN)
 
 
@@ -94,7 +94,8 @@ class StepOutputs:
         """Keep what the last call made whose first result was not freed."""
         calls = ([row for row in rows if row.kind in _MADE and row.n_rungs] for rows in buffer.waiting_calls())
         # Some at a time: mostly one of the last few is there, and each look goes over all storages.
-        while some := list(itertools.islice(calls, _AT_ONCE)):
+        sizes = itertools.chain(_AT_ONCE, itertools.repeat(_AT_ONCE[-1]))
+        while some := list(itertools.islice(calls, next(sizes))):
             places = flow.places({rows[0].number for rows in some if rows})
             for rows in some:
                 if rows and rows[0].number in places and live_storage(places[rows[0].number][0]) is not None:

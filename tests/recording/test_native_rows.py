@@ -240,6 +240,25 @@ def test_storages_that_were_freed_are_soon_forgotten(way):
         assert len(flow.storages) == len(kept)
 
 
+@pytest.mark.parametrize("way", [pytest.param(contextlib.nullcontext, marks=needs_c), in_python])
+def test_storages_that_lived_long_are_looked_at_less_often(way):
+    with way():
+        flow, kept = data_flow.DataFlow(), [torch.zeros(3) for _ in range(20)]
+        for row, t in enumerate(kept):
+            flow.made(t, 0, row)
+        del t
+        n_known = []
+        for number in range(8):
+            if number == 4:
+                kept.clear()
+            for row in range(50):
+                flow.made(torch.zeros(3), 0, row)
+            flow.purge()
+            n_known.append(len(flow.storages))
+    # Looks 1, 3 and 7; what was freed meanwhile is forgotten by the last of them.
+    assert n_known == [20] * 6 + [0] * 2
+
+
 @needs_c
 def test_references_are_counted(tmp_path):
     """No object is left over for each call."""
