@@ -1,8 +1,10 @@
 """The cost of a comparison on an accelerator with the CPU as reference, in plain steps, and a check of the results.
 
-A 4-layer Llama step, a ResNet-50-like step and matrix products run plain, and under each of
+Llama and ResNet-50-like steps in float32 and under bf16 autocast, and matrix products, run plain, and under each of
 
 * shadowrun: compared asynchronously, without a host sync (`compare(device)`),
+* shadowrun, other setting: everything compared on the device itself (`ref="cuda[tf32=off]"`),
+* shadowrun, budget 1.2: as much as fits into a fifth of a step (`budget=1.2`),
 * shadowrun, record only (`replay=False`): each call is recorded with module and line, none compared,
 * shadowrun, waiting: each call is compared before the next (`asynchronous=False`),
 * naive: copy the inputs to the CPU, run there too, copy the results back, `assert_close`.
@@ -12,6 +14,7 @@ the device is idle (*returned*), and when all its calls are compared (*compared*
 train five steps: weights and buffers must be bit-identical.
 
     python benchmarks/gpu.py --device cuda --json gpu.json      # needs torch and shadowrun, and no network
+    python benchmarks/gpu.py --size large --program '*LA*'      # 1.08 billion parameters, sequence of 2,048
     python benchmarks/gpu.py --device sim                       # the same on the simulated device, small
 """
 
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 IDENTITY_STEPS = 5
+SETTING = {"sim": "deterministic=off"} | dict.fromkeys(("cuda", "xpu"), "tf32=off")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # products are the same each time, as torch asks for it
 
 
@@ -141,6 +145,8 @@ def ways(device: str) -> dict[str, Callable[[], Tool]]:
     """All ways, made anew for each program."""
     return {
         "shadowrun": lambda: ours(device, "shadowrun"),
+        "other setting": lambda: ours(device, "other setting", ref=f"{device}[{SETTING[device]}]"),
+        "budget 1.2": lambda: ours(device, "budget 1.2", budget=1.2),
         "record only": lambda: ours(device, "record only", replay=False),
         "waiting": lambda: ours(device, "waiting", asynchronous=False),
         "naive": naive,
@@ -223,7 +229,7 @@ def trained(make: Callable[[], Program], way: Tool | None = None) -> list[torch.
             ):
                 program.step()
                 end()
-        return [t.detach().cpu() for t in program.model.state_dict().values()]
+        return [t.detach().clone() for t in program.model.state_dict().values()]
     finally:
         torch.use_deterministic_algorithms(mode=before)
 
@@ -275,6 +281,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="pairs of plain and compared steps (default: 3)")
     parser.add_argument("--program", default="*", help="glob of programs")
     parser.add_argument("--way", default="*", help="glob of ways")
+    parser.add_argument(
+        "--identity",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="also train plain and compared, and hold the weights together (default: yes)",
+    )
     parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     options = parser.parse_args()
     device = options.device
@@ -288,7 +300,7 @@ def main() -> int:
     chosen = {k: v for k, v in ways(device).items() if fnmatchcase(k, options.way)}
     clock, found, repeats = Clock(device), [], True
     for name, make in programs.items():
-        plain = trained(make) if name in steps else []
+        plain = trained(make) if name in steps and options.identity else []
         if plain and not same(plain, trained(make)):
             print(f"{name}: two plain runs differ on this device; its bits cannot be compared", file=sys.stderr)
             plain, repeats = [], False
@@ -297,7 +309,7 @@ def main() -> int:
             if plain:
                 figures.identical = same(plain, trained(make, make_way()))
             found.append(figures)
-            print(f"{name}: {figures.way} x {figures.compared:.2f}", file=sys.stderr)
+            print(f"{name}: {figures.way} x {figures.compared:.2f}", file=sys.stderr, flush=True)
     print(markdown(found, about(device)))
     if options.json:
         figures_json = {"machine": about(device), "repeats": repeats, "figures": [asdict(f) for f in found]}

@@ -1,8 +1,9 @@
-"""Programs for an accelerator, self-contained: a Llama of four layers, a network like ResNet-50, single products."""
+"""Programs for an accelerator, self-contained: a Llama, a network like ResNet-50, single products."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PROGRAMS", "SIZES", "Program", "products"]
 
-SIZES = ("small", "full")
+SIZES = ("small", "full", "large")
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,12 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """Four layers."""
+    """Embedding, blocks, and a head of its own."""
 
-    def __init__(self, vocabulary: int, d: int, heads: int, hidden: int, length: int) -> None:
+    def __init__(self, vocabulary: int, d: int, heads: int, hidden: int, length: int, layers: int = 4) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocabulary, d)
-        self.layers = nn.ModuleList(Block(d, heads, max(1, heads // 2), hidden) for _ in range(4))
+        self.layers = nn.ModuleList(Block(d, heads, max(1, heads // 2), hidden) for _ in range(layers))
         self.norm, self.head = nn.RMSNorm(d), nn.Linear(d, vocabulary, bias=False)
         angles = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, d // heads, 2) / (d // heads))
         self.register_buffer("cos", angles.cos().repeat(1, 2))
@@ -116,30 +117,46 @@ def resnet(width: int, blocks: tuple[int, ...], classes: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(n_in, classes))
 
 
-def llama_step(device: str, size: str) -> Program:
-    """A training step with AdamW."""
-    vocabulary, d, heads, hidden, n, length = (
-        (8192, 1024, 16, 2816, 4, 512) if size == "full" else (64, 32, 4, 64, 2, 8)
-    )
-    model = Llama(vocabulary, d, heads, hidden, length).to(device)
+# Vocabulary, width, heads, hidden width, batch, sequence, layers; large: 1.08 billion parameters.
+_LLAMA = {
+    "small": (64, 32, 4, 64, 2, 8, 4),
+    "full": (8192, 1024, 16, 2816, 4, 512, 4),
+    "large": (32000, 2048, 16, 5632, 1, 2048, 20),
+}
+# Width, blocks of each stage, classes, batch, edge of an image; large: ResNet-50's own.
+_RESNET = {
+    "small": (4, (1, 1, 1, 1), 10, 2, 32),
+    "full": (64, (3, 4, 6, 3), 1000, 16, 128),
+    "large": (64, (3, 4, 6, 3), 1000, 64, 224),
+}
+
+
+def llama_step(device: str, size: str, dtype: torch.dtype = torch.float32) -> Program:
+    """A training step with AdamW; `dtype` is that of autocast."""
+    vocabulary, d, heads, hidden, n, length, layers = _LLAMA[size]
+    with torch.device(device if size == "large" else "cpu"):  # a billion numbers take a minute on a CPU
+        model = Llama(vocabulary, d, heads, hidden, length, layers)
+    model = model.to(device)
     tokens = torch.randint(0, vocabulary, (n, length)).to(device)
-    return _training(
-        model,
-        torch.optim.AdamW(model.parameters(), lr=1e-3),
-        lambda: F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()),
-    )
+
+    def loss_of() -> torch.Tensor:
+        with torch.autocast(torch.device(device).type, dtype, enabled=dtype is not torch.float32):
+            return F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+    return _training(model, torch.optim.AdamW(model.parameters(), lr=1e-3), loss_of)
 
 
-def resnet_step(device: str, size: str) -> Program:
-    """A training step with SGD and momentum."""
-    width, blocks, classes, n, edge = (
-        (64, (3, 4, 6, 3), 1000, 16, 128) if size == "full" else (4, (1, 1, 1, 1), 10, 2, 32)
-    )
+def resnet_step(device: str, size: str, dtype: torch.dtype = torch.float32) -> Program:
+    """A training step with SGD and momentum; `dtype` is that of autocast."""
+    width, blocks, classes, n, edge = _RESNET[size]
     model = resnet(width, blocks, classes).to(device)
     x, y = torch.randn(n, 3, edge, edge).to(device), torch.randint(0, classes, (n,)).to(device)
-    return _training(
-        model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), lambda: F.cross_entropy(model(x), y)
-    )
+
+    def loss_of() -> torch.Tensor:
+        with torch.autocast(torch.device(device).type, dtype, enabled=dtype is not torch.float32):
+            return F.cross_entropy(model(x).float(), y)
+
+    return _training(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), loss_of)
 
 
 def products(device: str, size: str) -> dict[str, Callable[[], Program]]:
@@ -149,7 +166,7 @@ def products(device: str, size: str) -> dict[str, Callable[[], Program]]:
         a, b = (torch.randn(n, n).to(dtype).to(device) for _ in range(2))
         return Program(lambda: a @ b)
 
-    edges = (256, 512, 1024, 2048, 4096) if size == "full" else (16, 32, 64)
+    edges = (256, 512, 1024, 2048, 4096) if size != "small" else (16, 32, 64)
     dtypes = {"f32": torch.float32, "bf16": torch.bfloat16}
     return {
         f"mm {name} {n}": (lambda n=n, dtype=dtype: make(n, dtype)) for name, dtype in dtypes.items() for n in edges
@@ -170,4 +187,10 @@ def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return x * cos + torch.cat([-right, left], -1) * sin
 
 
-PROGRAMS = {"Llama, 4 layers, AdamW": llama_step, "ResNet-50-like, SGD": resnet_step}
+PROGRAMS: dict[str, Callable[[str, str], Program]] = {
+    "Llama, AdamW": llama_step,
+    "Llama, AdamW, bf16": partial(llama_step, dtype=torch.bfloat16),
+    "ResNet-50-like, SGD": resnet_step,
+    "ResNet-50-like, SGD, bf16": partial(resnet_step, dtype=torch.bfloat16),
+}
+"""Training steps by name: take the device and one of `SIZES`."""

@@ -67,13 +67,18 @@ def measure(workload: Workload, program: Program, tool: Tool, rounds: int) -> di
             run = hooks.step_of(step, trains=workload.trains)
             for _ in range(tool.warm_up):
                 run()
-        pairs = []
+        pairs, firsts = [], []
         n_turns, max_s = (rounds * _ROUNDS_OF_MEAN, _MAX_S_OF_MEAN) if tool.by_mean else (rounds, _MAX_S)
         for _ in turns(n_turns, max_s):
             plain = timed(step, n)
             with tool.enter() as hooks:
-                pairs.append((plain, timed(hooks.step_of(step, trains=workload.trains), n, after=hooks.after)))
+                run = hooks.step_of(step, trains=workload.trains)
+                if tool.starts_anew:
+                    firsts.append(timed(run, 1, after=hooks.after).cpu / plain.cpu)
+                pairs.append((plain, timed(run, n, after=hooks.after)))
         found = summary(pairs, mean=tool.by_mean)
+        if firsts:
+            found["first_step_cpu"] = statistics.median(firsts)
         found["peak_mb_above_plain"] = _memory(workload, step, tool, min(rounds, _MEMORY_ROUNDS))
         if tool.problems is not None and (problems := tool.problems()):
             found["problems"] = problems

@@ -14,7 +14,13 @@ from shadowrun import sim as sim_package
 from shadowrun.replay import memory_effects
 from shadowrun.repro import script
 from tests.case_kit import give_sim, make_case_fixture  # noqa: F401 - fixtures
-from tests.ground_truth.scripts import Scripts
+from tests.forked import Forked
+
+
+def pytest_configure(config):
+    """Each process of ``-n`` begins with a share of its own, so that few fixtures of a module are made twice."""
+    if getattr(config.option, "dist", "no") == "load":
+        config.option.dist = "worksteal"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -51,7 +57,7 @@ def clean_sim(sim_device):
 @pytest.fixture(scope="module")
 def scripts():
     """Runs scripts of repros in processes that are forked from one with torch."""
-    with Scripts() as started:
+    with Forked() as started:
         yield started
 
 

@@ -12,7 +12,10 @@ SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu.py"
 
 @pytest.mark.parametrize(
     ("program", "ways", "identical"),
-    [("ResNet*", ["shadowrun"], True), ("mm f32 16", ["shadowrun", "record only", "waiting", "naive"], None)],
+    [
+        ("ResNet-50-like, SGD", ["shadowrun"], True),
+        ("mm f32 16", ["shadowrun", "other setting", "budget 1.2", "record only", "waiting", "naive"], None),
+    ],
 )
 def test_it_gives_figures_and_the_same_bits(tmp_path, program, ways, identical):
     out = tmp_path / "gpu.json"

@@ -111,7 +111,10 @@ _FOR_AUTHORS: dict[Cause, tuple[str, str]] = {
         "Register a kernel for {kernel}.",
     ),
     Cause.REDUCED_PRECISION: (
-        'Ask for full precision: torch.set_float32_matmul_precision("highest") or its like; or use float32 here.',
+        (
+            'Ask for full precision: torch.set_float32_matmul_precision("highest"); for 16-bit products on CUDA, '
+            "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False. Or use float32 here."
+        ),
         "Multiply and accumulate in the precision of the inputs unless a setting allows less.",
     ),
     Cause.EXCEPTIONAL_VALUES: (

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from shadowrun.cli.progress import ProgressUpdate
     from shadowrun.settings import KnownLine
     from shadowrun.studies.campaign.engine import Outcome, Progress
-    from shadowrun.studies.campaign.folder import Folder, Settings, Shard
+    from shadowrun.studies.campaign.folder import Folder, Settings
+    from shadowrun.studies.shards import Shard
 
 __all__ = ["add_arguments", "run"]
 
@@ -194,7 +195,8 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from shadowrun.studies.campaign.folder import Folder, shard_of
+    from shadowrun.studies.campaign.folder import Folder
+    from shadowrun.studies.shards import shard_of
 
     _check(args)
     shard_of(args.shard, os.environ)  # before the programs are made, which takes a minute
@@ -294,7 +296,7 @@ def _programs(args: argparse.Namespace, scratch: Path) -> Path:
 def _start(folder: Folder, args: argparse.Namespace) -> int:
     from shadowrun.studies.campaign.engine import Engine
     from shadowrun.studies.campaign.executors import executor_named
-    from shadowrun.studies.campaign.folder import shard_of
+    from shadowrun.studies.shards import shard_of
 
     shard, origin = shard_of(args.shard, os.environ)
     if shard.of > 1:
@@ -448,7 +450,10 @@ def _report(args: argparse.Namespace) -> int:
         return 0
     document = campaign_document(summary, folder=args.folder, fail_on=frozenset(args.fail_on))
     options.print_report(document, args)
-    return 1 if document.gate is not None and not document.gate.passed else 0
+    if document.gate is None or document.gate.passed:
+        return 0
+    print(f"shadowrun: {document.gate.line} (--fail-on)", file=sys.stderr)  # with -o, the report is elsewhere
+    return 1
 
 
 def _ledger(targets: Sequence[str], args: argparse.Namespace) -> tuple[KnownLine, ...]:

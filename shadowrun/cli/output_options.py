@@ -50,7 +50,8 @@ def add_output_arguments(
         "--format",
         choices=formats,
         metavar="FORMAT",
-        help="format on standard output, one of these (default: text, coloured in a terminal)",
+        help="format on standard output, one of these (default: text, coloured in a terminal); a page that a file of "
+        "-o gets is not printed too",
     )
     if digest:
         parser.add_argument(
@@ -98,9 +99,13 @@ def print_report(document: Document, args: argparse.Namespace, *, always: bool =
 
     # Again: since the start, a run of hours may have passed, and a folder may be gone.
     check_outputs(args.output)
-    printed = [args.format or "terminal"] if args.format or always or not args.output else []
+    outputs = [output_of(output) for output in args.output]
+    # `-f html -o page.html` asks for a page, not for its text at the terminal as well.
+    has_page = any(o.format == "html" and o.path != report.STDOUT for o in outputs)
+    form = None if args.format == "html" and has_page else args.format
+    printed = [form or "terminal"] if form or always or not outputs else []
     # Files first: the reader of standard output may close it, as `head` does.
-    for output in map(output_of, args.output):
+    for output in outputs:
         if output.path == report.STDOUT:
             printed.append(output.format)
         elif output.appends:

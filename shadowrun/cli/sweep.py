@@ -120,10 +120,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument(
         "--shard",
-        type=_shard,
-        default=(1, 1),
-        metavar="K/N",
-        help="run the K-th of N shards; `shadowrun support --join` reads all",
+        metavar="I/N",
+        help="run the I-th of N parts, which `shadowrun support --join` reads as one; /N takes the number from the "
+        "variables of Slurm arrays, Kubernetes indexed jobs, GitLab and CircleCI",
     )
     how.add_argument(
         "--minutes",
@@ -210,6 +209,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _request_of(args: argparse.Namespace, *, simulated: bool) -> SweepRequest:
+    from shadowrun.studies.shards import Shard, shard_of
     from shadowrun.studies.sweep.sweeping import SweepRequest
 
     target = args.target or "sim"
@@ -230,7 +230,8 @@ def _request_of(args: argparse.Namespace, *, simulated: bool) -> SweepRequest:
         seed=args.seed,
         source=source,
         flaws=flaws,
-        shard=args.shard,
+        # Only where it is asked for: a part has its own file, for `support --join`.
+        shard=Shard() if args.shard is None else shard_of(args.shard, os.environ)[0],
         seconds=None if args.minutes is None else 60 * args.minutes,
         reset_command=tuple(args.reset_command) or options.reset_command([target]),
     )
@@ -329,14 +330,6 @@ def _parts(text: str) -> list[Part]:
         return [Part(word) for word in options.words(text)] or _raise(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}: use {', '.join(Part)}") from None
-
-
-def _shard(text: str) -> tuple[int, int]:
-    """Read ``2/8``."""
-    number, slash, of = text.partition("/")
-    if slash and number.isdecimal() and of.isdecimal() and len(of) < 7 and 1 <= int(number) <= int(of):
-        return int(number), int(of)
-    raise argparse.ArgumentTypeError(f"{text!r}: use K/N, such as 2/8")
 
 
 def _raise(text: str) -> list[Part]:

@@ -185,7 +185,9 @@ def _own_line(frame: FrameType | None) -> str:
 
 
 def _is_package(filename: str) -> bool:
-    """Whether a file is of an installed package."""
+    """Whether a file is of an installed package; the demo's never is."""
+    if filename.startswith(_DEMO):
+        return False
     # A virtual environment may use packages of the system, whose folder Debian calls `dist-packages`.
     return filename.startswith(_PACKAGES) or "site-packages" in filename or "dist-packages" in filename
 

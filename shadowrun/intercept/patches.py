@@ -52,36 +52,53 @@ class Patches:
 
 
 class GraphCaptures:
-    """Calls a function before each capture of a graph.
+    """Calls functions before and after each capture of a graph.
 
     Args:
         device_type: ``cuda``: its graphs are `torch.cuda.CUDAGraph`. Devices without graphs have nothing to watch.
-        before: What is called.
+        begins: Called before a capture.
+        ends: Called after it, also where it failed.
     """
 
-    def __init__(self, device_type: str, before: Callable[[], None]) -> None:
+    def __init__(self, device_type: str, begins: Callable[[], None], ends: Callable[[], None]) -> None:
         module = getattr(torch, device_type, None)
         self._graph: Any = getattr(module, f"{device_type.upper()}Graph", None)
-        self._before = before
+        self._begins, self._ends = begins, ends
         self._patches = Patches()
 
     def start(self) -> None:
         """Begin to watch."""
-        # `torch.cuda.graph` and `make_graphed_callables` both end in this method.
-        if self._graph is not None and "capture_begin" in vars(self._graph):
-            self._patches.replace(self._graph, "capture_begin", self._with_call_before)
+        # `torch.cuda.graph` and `make_graphed_callables` both end in these methods.
+        for name, make in (("capture_begin", self._beginning), ("capture_end", self._ending)):
+            if self._graph is not None and name in vars(self._graph):
+                self._patches.replace(self._graph, name, make)
 
     def stop(self) -> None:
         """End it."""
         self._patches.restore()
 
-    def _with_call_before(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _beginning(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def capture_begin(*args: Any, **kwargs: Any) -> Any:
             with contextlib.suppress(Exception):  # the program captures, whatever fails here
-                self._before()
-            return original(*args, **kwargs)
+                self._begins()
+            try:
+                # Torch calls operators in here, on its random state, before the stream begins to capture: a copy of
+                # theirs that another thread waits for would end the capture.
+                return original(*args, **kwargs)
+            except BaseException:
+                self._ends()
+                raise
 
         return capture_begin
+
+    def _ending(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def capture_end(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._ends()
+
+        return capture_end
 
 
 _REASON = "constructor of a tensor subclass"

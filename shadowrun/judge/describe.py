@@ -49,12 +49,15 @@ def _rounding(row: OpFacts) -> Iterator[tuple[str, str, str]]:
 
 
 def _oracle_bound(row: OpFacts) -> Iterator[tuple[str, str, str]]:
-    if row.accumulates:
+    if row.accumulates and not row.recurrent:
         wide = f"{rounding_bounds.BOUND:g} + {rounding_bounds.ROOT:g} sqrt(n) units of rounding for n terms"
         yield "oracle bound", wide, f"{_HIGHAM}; {_MEASURED}"
     else:
-        limit = rounding_bounds.ARITHMETIC_BOUND if row.arithmetic else rounding_bounds.BOUND
-        yield "oracle bound", f"{limit:g} units of rounding", _MEASURED
+        yield (
+            "oracle bound",
+            f"{rounding_bounds.rounding_bound(row, rounding_bounds.FULL_MANTISSA):g} units of rounding",
+            _MEASURED,
+        )
     coarse = rounding_bounds.COARSE_SUM_BOUND if rounding_bounds.is_made_of_sums(row) else rounding_bounds.COARSE_BOUND
     yield "oracle bound, 16 bits", f"{coarse:g} units of rounding", _MEASURED
 
@@ -76,6 +79,8 @@ def _sums(row: OpFacts) -> Iterator[tuple[str, str, str]]:
         yield "short product", text, "one step of a matrix unit takes 16 to 64 terms"
     if row.adds_at:
         yield "adds in memory", f"at {row.adds_at}, each addition rounded in the dtype of the result", ""
+    if row.recurrent:
+        yield "recurrent", "each step approximates its gates, and the next step starts from there", _MEASURED
     if row.fast_convolution:
         yield "fast algorithms", "Winograd and FFT are accepted where their errors are spread like noise", _MEASURED
     if row.norm == "channel":

@@ -17,6 +17,7 @@ __all__ = [
     "FAST_CONVOLUTION_PEAK",
     "FAST_CONVOLUTION_RMS",
     "FULL_MANTISSA",
+    "RECURRENT_BOUND",
     "ROOT",
     "is_made_of_sums",
     "reduction_length",
@@ -27,6 +28,9 @@ BOUND: Final = 32.0
 """Units of rounding within which any implementation is correct, if the operator is none of the kinds below."""
 ARITHMETIC_BOUND: Final = 16.0
 """The same for short chains of IEEE operations."""
+RECURRENT_BOUND: Final = 256.0
+"""The same for recurrent networks of a vendor's library: cuDNN 9.19 approximates its gates and reaches 114 on an H100
+(LSTM, GRU and RNN, 5 steps, forward and backward); tf32 in its products is 3,000 to 8,000 off."""
 COARSE_BOUND: Final = 8.0
 """The same for results of 16 and 8 bits: intermediate values may be rounded to these a few times."""
 COARSE_SUM_BOUND: Final = 4.0
@@ -56,6 +60,8 @@ def rounding_bound(row: OpFacts, mantissa: int, *, n_terms: float = 1.0, n_parti
         # times it.
         added = n_partial_sums - 1
         return COARSE_SUM_BOUND + ROOT * float(added**0.5) if is_made_of_sums(row) else COARSE_BOUND
+    if row.recurrent:
+        return RECURRENT_BOUND
     if row.accumulates:
         # Rounding errors of a sum grow as sqrt(n) u (Higham & Mary 2019); recursive summation of n positive terms
         # reaches 0.84.

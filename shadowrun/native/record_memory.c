@@ -47,6 +47,7 @@ SrStorageRows *sr_new_storage_rows(PyObject *tensor, long long version) {
     self->last = Py_NewRef(Py_None);
     self->version = version;
     self->counts = 0;
+    self->n_resting = self->rest = 0;
     return self;
 }
 
@@ -105,19 +106,9 @@ static PyObject *storage_rows_renew(SrStorageRows *self, PyObject *given) {
     Py_RETURN_NONE;
 }
 
-static PyObject *storage_rows_get_freed(SrStorageRows *self, void *closure) {
-    (void)closure;
-    return PyObject_CallOneArg(storage_rows_of_torch[EXPIRED], self->reference);
-}
-
 static PyMethodDef storage_rows_methods[] = {
     {"renew", (PyCFunction)storage_rows_renew, METH_O, NULL},
     {NULL, NULL, 0, NULL},
-};
-
-static PyGetSetDef storage_rows_getset[] = {
-    {"freed", (getter)storage_rows_get_freed, NULL, NULL, NULL},
-    {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMemberDef storage_rows_members[] = {
@@ -131,7 +122,7 @@ static PyMemberDef storage_rows_members[] = {
 static PyType_Slot storage_rows_slots[] = {
     {Py_tp_new, storage_rows_new},         {Py_tp_dealloc, storage_rows_dealloc},
     {Py_tp_methods, storage_rows_methods}, {Py_tp_members, storage_rows_members},
-    {Py_tp_getset, storage_rows_getset},   {0, NULL},
+    {0, NULL},
 };
 
 static PyType_Spec storage_rows_spec = {
@@ -140,6 +131,22 @@ static PyType_Spec storage_rows_spec = {
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = storage_rows_slots,
 };
+
+/* Whether a storage was freed: 1, 0, or -1 with an exception. One that is alive is left out of the next looks: to ask torch
+ * takes longer than all else here. */
+static int storage_rows_look(SrStorageRows *self) {
+    enum { MOST_LOOKS = 3 };
+    if (self->n_resting) {
+        self->n_resting--;
+        return 0;
+    }
+    PyObject *is_freed = PyObject_CallOneArg(storage_rows_of_torch[EXPIRED], self->reference);
+    int found = is_freed == NULL ? -1 : is_freed == Py_True;
+    Py_XDECREF(is_freed);
+    self->rest = (unsigned char)Py_MIN(2 * self->rest + 1, MOST_LOOKS);
+    self->n_resting = self->rest;
+    return found;
+}
 
 /* forget_freed(storages): `_forget_freed` of recording/data_flow.py, for a dict of StorageRows. */
 PyObject *sr_forget_freed(PyObject *module, PyObject *storages) {
@@ -154,9 +161,8 @@ PyObject *sr_forget_freed(PyObject *module, PyObject *storages) {
         if (!sr_is_storage_rows(value)) {
             continue;
         }
-        PyObject *is_freed = PyObject_CallOneArg(storage_rows_of_torch[EXPIRED], ((SrStorageRows *)value)->reference);
-        failed = is_freed == NULL || (is_freed == Py_True && PyList_Append(freed, key));
-        Py_XDECREF(is_freed);
+        int is_freed = storage_rows_look((SrStorageRows *)value);
+        failed = is_freed < 0 || (is_freed && PyList_Append(freed, key));
     }
     for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(freed); i++) {
         failed = PyDict_DelItem(storages, PyList_GET_ITEM(freed, i));

@@ -99,19 +99,19 @@ def ladder(bits: npt.NDArray[np.unsignedinteger], mantissa: int) -> Hashes:
     return rungs(planes, n, mantissa)
 
 
-def rungs(planes: Hashes, n_elements: int, mantissa: int) -> Hashes:
+def rungs(planes: Hashes, n_elements: int | npt.NDArray[np.int64], mantissa: int) -> Hashes:
     """The ladder of a tensor, or of several, from the sums over bit planes: (..., mantissa + 1).
 
     Args:
         planes: `plane(j)` of the definition: (..., bits of the dtype).
-        n_elements: Of each tensor.
+        n_elements: Of each tensor; one number, or an array of them.
         mantissa: Stored mantissa bits; 0 for integers.
     """
     with np.errstate(over="ignore"):
         weighted = factors()[: planes.shape[-1]] * planes
         above = np.cumsum(weighted[..., ::-1], axis=-1, dtype=np.uint64)[..., ::-1]
         # With the number of elements, since zeros have no bits: a longer tensor of them would have the same sums.
-        return mix(above[..., : mantissa + 1] + np.uint64(n_elements))
+        return mix(above[..., : mantissa + 1] + np.asarray(n_elements).astype(np.uint64)[..., None])
 
 
 def remaining_precision(a: Hashes, b: Hashes) -> int:

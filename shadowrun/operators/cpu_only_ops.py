@@ -19,7 +19,7 @@ from shadowrun.intercept.threads import OwnThread
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["EQUIVALENTS", "attend", "attention_gradients", "in_thread"]
+__all__ = ["EQUIVALENTS", "attend", "attention_gradients", "attention_weights", "in_thread"]
 
 
 def attend(
@@ -37,10 +37,50 @@ def attend(
     def run() -> list[torch.Tensor]:
         # The operator has no argument `enable_gqa`: fewer heads of keys than of queries show it.
         grouped = query.dim() > 3 and query.shape[-3] != key.shape[-3]
-        args = (query, key, value, attn_mask, dropout_p, is_causal)
-        return [F.scaled_dot_product_attention(*args, scale=scale, enable_gqa=grouped)]
+        return [attention(query, key, value, attn_mask, dropout_p, is_causal, scale, grouped)]
 
     return in_thread(run)
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """`F.scaled_dot_product_attention`, also where the program's `sdpa_kernel` allows no kernel of this device."""
+    args = (query, key, value, attn_mask, dropout_p, is_causal)
+    try:
+        return F.scaled_dot_product_attention(*args, scale=scale, enable_gqa=enable_gqa)
+    except RuntimeError as error:
+        # The choice is the process's: it must not be changed here, while another thread of the program reads it.
+        if "No available kernel" not in str(error) and "No viable backend" not in str(error):
+            raise
+    if dropout_p:
+        raise NotImplementedError("dropout draws its mask in a kernel that the program does not allow here")
+    wide = torch.promote_types(query.dtype, torch.float32)
+    q, k, v = query.to(wide), key.to(wide), value.to(wide)
+    if enable_gqa:
+        k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
+    return (attention_weights(q, k, attn_mask, is_causal=is_causal, scale=scale) @ v).to(query.dtype)
+
+
+def attention_weights(
+    query: torch.Tensor, key: torch.Tensor, attn_mask: torch.Tensor | None, *, is_causal: bool, scale: float | None
+) -> torch.Tensor:
+    """``softmax(scale q kᵀ + mask)``, 0 in a row that is masked as a whole."""
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if attn_mask is not None:
+        masked = attn_mask.dtype is torch.bool
+        scores = scores.masked_fill(~attn_mask, -torch.inf) if masked else scores + attn_mask
+    if is_causal:
+        after = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(after, -torch.inf)
+    return scores.softmax(-1).masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0.0)
 
 
 def attend_backward(
@@ -72,7 +112,7 @@ def attention_gradients(
         own = [t.detach().requires_grad_(t.is_floating_point()) for t in inputs]
         (q, k, v), mask = own[:3], own[3] if len(own) > 3 else None
         grouped = q.dim() > 3 and q.shape[-3] != k.shape[-3]
-        out = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped)
+        out = attention(q, k, v, mask, dropout_p, is_causal, scale, grouped)
         return list(torch.autograd.grad(out, [t for t in own if t.requires_grad], grad_out))
 
     return in_thread(run)

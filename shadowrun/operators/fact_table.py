@@ -130,7 +130,8 @@ ROWS: Final[dict[str, OpFacts]] = {
     # Reserve space.
     "cudnn_batch_norm": OpFacts(one_stage=True, norm="channel", uninitialised_returns=(3,), hidden_writes=_RUNNING),
     # Reserve, weight buffer.
-    "_cudnn_rnn": OpFacts(uninitialised_returns=(3, 4)),
+    "_cudnn_rnn": OpFacts(recurrent=True, uninitialised_returns=(3, 4)),
+    "_cudnn_rnn_backward": OpFacts(recurrent=True),
     "cummax": OpFacts(ulp_bound=0, source=_EXACT, zero_sign=False, open_elements=_TIE),
     "cummin": OpFacts(ulp_bound=0, source=_EXACT, zero_sign=False, open_elements=_TIE),
     "cumsum": OpFacts(n_factors=1, atomic=True),
@@ -286,7 +287,8 @@ ROWS: Final[dict[str, OpFacts]] = {
     "min": OpFacts(ulp_bound=0, source=_EXACT, zero_sign=False, open_elements=_TIE),
     "minimum": OpFacts(ulp_bound=0, source=_EXACT, zero_sign=False),
     "miopen_batch_norm": OpFacts(hidden_writes=_RUNNING),
-    "miopen_rnn": OpFacts(uninitialised_returns=(3, 4)),
+    "miopen_rnn": OpFacts(recurrent=True, uninitialised_returns=(3, 4)),
+    "miopen_rnn_backward": OpFacts(recurrent=True),
     "mish": OpFacts(absolute_error=(0.0, 1.0), smooth=True),
     "mish_backward": OpFacts(absolute_error=(0.0, 1.0)),
     # A workspace.

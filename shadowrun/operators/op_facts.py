@@ -57,6 +57,7 @@ class OpFacts:
         loss_gradient: A formula on each element, though its name says that it accumulates.
         absolute_error: (constant, slope) of an error relative to the input, not to the result, in unit roundoffs: the
             formula that most libraries use cancels.
+        recurrent: Cells of a recurrent network: each step approximates its gates, and the next step starts from there.
         squares_deviations: The error of the mean is squared: all that is left of constant data.
         rounds_coordinates: The position of a sample is rounded: an error of the size of the local slope.
         log_likelihood_gradient: ``g - exp(o) * sum(g)``: near o = 0 the terms cancel.
@@ -116,6 +117,7 @@ class OpFacts:
     norm_gradient: bool = False
     loss_gradient: bool = False
     # Formulas that cancel
+    recurrent: bool = False
     absolute_error: tuple[float, float] | None = None
     squares_deviations: bool = False
     rounds_coordinates: bool = False

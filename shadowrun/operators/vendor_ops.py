@@ -8,14 +8,15 @@ reserve space) are None and not compared: what they are good for is compared whe
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 
 from shadowrun.intercept.torch_operators import raw_operator
 from shadowrun.operators.case import flat_results
-from shadowrun.operators.cpu_only_ops import attend, attention_gradients, in_thread
+from shadowrun.operators.cpu_only_ops import attend, attention_weights, in_thread
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ __all__ = ["COUNTERPARTS", "compared", "evaluate", "for_reference"]
 
 Tensor = torch.Tensor
 Results = tuple[Any, ...]
+_Operator: TypeAlias = "Callable[..., Tensor]"
 _aten = torch.ops.aten
 _DREW = "it drew random numbers, which the CPU cannot draw"
 _RNNS: Final = (torch.rnn_relu, torch.rnn_tanh, torch.lstm, torch.gru)
@@ -67,13 +69,13 @@ def _efficient(
 
 
 def _efficient_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *args: Any, **scale: Any
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, *args: Any, **scale: Any
 ) -> Results:
-    p, mask, causal = args[4], args[5], bool(args[6]) if len(args) > 6 else False
+    p, mask, causal = args[3], args[4], bool(args[5]) if len(args) > 5 else False
     # The CPU cannot repeat the kernel's random mask: its seed is private to the kernel.
     _refuse_dropout(p)
-    grads = attention_gradients(grad, _inputs(q, k, v, bias), p, causal, scale.get("scale"))
-    return tuple(g if wanted else None for g, wanted in zip((*grads, None)[:4], mask, strict=True))
+    grads = _attention_backward(grad, q, k, v, bias, out, causal=causal, scale=scale.get("scale"))
+    return tuple(g if wanted else None for g, wanted in zip(grads, mask, strict=True))
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, p: float = 0.0, causal: bool = False, *_: Any, **named: Any) -> Results:
@@ -81,10 +83,10 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, p: float = 0.0, causal: bool = False
     return attend(q, k, v, p, causal, scale=named.get("scale"))[0], *[None] * 8
 
 
-def _flash_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: Any, **scale: Any) -> Results:
-    p, causal = args[6], args[7]
+def _flash_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *args: Any, **scale: Any) -> Results:
+    p, causal = args[5], args[6]
     _refuse_dropout(p)
-    return tuple(attention_gradients(grad, [q, k, v], p, causal, scale.get("scale")))
+    return _attention_backward(grad, q, k, v, None, out, causal=causal, scale=scale.get("scale"))[:3]
 
 
 def _cudnn_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *args: Any, **named: Any) -> Results:
@@ -92,10 +94,55 @@ def _cudnn_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *args
     return attend(q, k, v, p, causal, attn_mask=bias, scale=named.get("scale"))[0], *[None] * 8
 
 
-def _cudnn_attention_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: Any, **scale: Any) -> Results:
-    bias, p, causal = args[4], args[9], args[10]
+def _cudnn_attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *args: Any, **scale: Any
+) -> Results:
+    bias, p, causal = args[3], args[8], args[9]
     _refuse_dropout(p)
-    return tuple(attention_gradients(grad, _inputs(q, k, v, bias), p, causal, scale.get("scale"))[:3])
+    return _attention_backward(grad, q, k, v, bias, out, causal=causal, scale=scale.get("scale"))[:3]
+
+
+def _attention_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    *,
+    causal: bool,
+    scale: float | None,
+) -> Results:
+    """Gradients of query, key, value and bias, from the saved output as all fused kernels compute them.
+
+    With P = softmax(scale q kᵀ + bias): dV = Pᵀ dO, dS = P (dO Vᵀ - rowsum(dO O)), dQ = scale dS K, dK = scale dSᵀ Q
+    (Dao et al., FlashAttention, algorithm 4). The row sum cancels dO Vᵀ where a query sees one key: what remains there
+    is the rounding of O, so that an O of the reference's would not do.
+    """
+    bias = None if bias is None or not bias.numel() else bias
+    # Kernels compute in float32, also on 16-bit tensors.
+    wide = torch.promote_types(q.dtype, torch.float32)
+    group = q.shape[-3] // k.shape[-3] if q.dim() > 3 else 1
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    dscores: list[Tensor] = []
+    # One head of keys at a time: the scores of all would take as much memory as no fused kernel does.
+    for batch, head in itertools.product(range(k.shape[0]), range(k.shape[1])):
+        at, heads = (batch, head), (batch, slice(head * group, (head + 1) * group))
+        one_q, one_k, one_v = q[heads].to(wide), k[at].to(wide), v[at].to(wide)
+        one_grad = grad[heads].to(wide)
+        mask = None if bias is None else bias.expand(*q.shape[:-1], k.shape[-2])[heads]
+        p = attention_weights(one_q, one_k, mask, is_causal=causal, scale=factor)
+        ds = p * (one_grad @ one_v.mT - (one_grad * out[heads].to(wide)).sum(-1, keepdim=True))
+        dq[heads] = (ds @ one_k * factor).to(q.dtype)
+        dk[at] = (ds.mT @ one_q * factor).sum(0).to(k.dtype)
+        dv[at] = (p.mT @ one_grad).sum(0).to(v.dtype)
+        if bias is not None:
+            dscores.append(ds)
+    if bias is None or not dscores:
+        return dq, dk, dv, None
+    dbias = torch.cat(dscores).reshape(*q.shape[:-1], k.shape[-2]).sum_to_size(bias.shape)
+    return dq, dk, dv, dbias.to(bias.dtype)
 
 
 def _rms_norm_backward(
@@ -167,6 +214,51 @@ def _refuse_dropout(p: float) -> None:
         raise NotImplementedError(_DREW)
 
 
+def _log_sigmoid_backward(operator: _Operator) -> _Operator:
+    def run(grad: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
+        # Accelerators save an empty buffer; the CPU reads exp(-|x|) from it.
+        return operator(grad, x, buffer if buffer.numel() == x.numel() else _aten.log_sigmoid_forward.default(x)[1])
+
+    return run
+
+
+def _softmax(operator: _Operator) -> _Operator:
+    """Softmax whose 16-bit input becomes float32 on the way, which only accelerators do in one kernel."""
+    return lambda x, dim, half_to_float: operator(x.float() if half_to_float else x, dim, False)
+
+
+def _softmax_backward(operator: _Operator) -> _Operator:
+    return lambda grad, out, dim, input_dtype: operator(grad, out, dim, grad.dtype).to(
+        grad.dtype if grad.dtype is torch.float64 else input_dtype
+    )
+
+
+def _histc(operator: _Operator) -> _Operator:
+    # The CPU counts floating numbers only.
+    return lambda x, *args: operator(x if x.is_floating_point() else x.double(), *args).to(x.dtype)
+
+
+def _grouped_mm(operator: _Operator) -> _Operator:
+    """Products of groups of rows, columns or terms, which end at `offs`; the operator itself has no float64."""
+
+    def run(a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Any = None, out_dtype: Any = None) -> Tensor:
+        if a.dtype is not torch.float64 or bias is not None:
+            return operator(a, b, offs, bias, out_dtype)
+        if offs is None:
+            return a @ b
+        ends = offs.tolist()
+        groups = list(enumerate(slice(*bounds) for bounds in zip([0, *ends], ends, strict=False)))
+        if a.dim() == b.dim() == 2:
+            return torch.stack([a[:, group] @ b[group] for _, group in groups])
+        if b.dim() == 2:
+            return torch.cat([a[i] @ b[:, group] for i, group in groups], 1)
+        products = torch.cat([a[group] @ b[i] for i, group in groups])
+        # Rows behind the last group have no value.
+        return torch.cat([products, products.new_zeros(len(a) - len(products), products.shape[1])])
+
+    return run
+
+
 COUNTERPARTS: Final[dict[str, Callable[..., Results]]] = {
     "aten::cudnn_batch_norm": _batch_norm,
     "aten::cudnn_batch_norm_backward": _batch_norm_backward,
@@ -186,10 +278,22 @@ COUNTERPARTS: Final[dict[str, Callable[..., Results]]] = {
 }
 """Each gives all results of the operator, None in the place of those that are not compared."""
 
+_COMPLETED: Final[dict[str, Callable[[_Operator], _Operator]]] = {
+    "aten::log_sigmoid_backward": _log_sigmoid_backward,
+    "aten::_softmax": _softmax,
+    "aten::_log_softmax": _softmax,
+    "aten::_softmax_backward_data": _softmax_backward,
+    "aten::_log_softmax_backward_data": _softmax_backward,
+    "aten::histc": _histc,
+    "aten::_grouped_mm": _grouped_mm,
+}
+"""Operators that the CPU has too, but not in every form that another device has."""
+
 
 def for_reference(plan: OpPlan) -> OpPlan:
     """The plan by which the CPU runs an operator that may be another device's own."""
-    return plan if plan.name not in COUNTERPARTS else replace(plan, run=_on_cpu(plan.func))
+    own = plan.name not in COUNTERPARTS and plan.name not in _COMPLETED
+    return plan if own else replace(plan, run=_on_cpu(plan.func))
 
 
 def evaluate(case: Case, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Value, ...]]:
@@ -201,9 +305,11 @@ def evaluate(case: Case, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 
 def _on_cpu(func: torch._ops.OpOverload) -> Callable[..., Any]:
     """What runs an operator on the CPU: itself or, where it is another device's own, its counterpart."""
-    own = COUNTERPARTS.get(func.name())  # type: ignore[no-untyped-call]
+    name: str = func.name()  # type: ignore[no-untyped-call]
+    own = COUNTERPARTS.get(name)
     if own is None:
-        return raw_operator(func)
+        operator: _Operator = raw_operator(func)
+        return _COMPLETED[name](operator) if name in _COMPLETED else operator
     return own if len(schema_of(func).returns) > 1 else lambda *args, **kwargs: own(*args, **kwargs)[0]
 
 

@@ -15,6 +15,7 @@ from shadowrun.native import core
 from shadowrun.native import tensors as native
 from shadowrun.recording.model import CALL, NONE, RESULT, Context, Form, Kind
 from shadowrun.recording.recording_writer import Block
+from shadowrun.recording.waiting_digests import Awaited, is_capturing
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ class BlockBuffer:
         self.calls, self.inputs, self.results = bytearray(), bytearray(), bytearray()
         self.rungs, self.samples, self.row_rungs = bytearray(), bytearray(), bytearray()
         self._columns = self.calls, self.inputs, self.results, self.rungs, self.samples, self.row_rungs
+        self._of_digests = self.results, self.rungs, self.samples, self.row_rungs
+        self._awaited: list[Any] = []
         self.native_rows: Any = None
         self._first_row = self._first_call = 0
         self._written_last = b""
@@ -113,6 +116,12 @@ class BlockBuffer:
             return
         for column, size in zip(self._columns, self._mark, strict=True):
             del column[size:]
+        self.forget_dropped()
+
+    def forget_dropped(self) -> None:
+        """Rows at the end of the columns were removed: forget digests that they wait for."""
+        while self._awaited and self._awaited[-1][1] >= len(self.results):
+            self._awaited.pop()
 
     def last_call(self) -> list[LastRow]:
         """The rows of the last call, whether it waits or is written."""
@@ -196,8 +205,10 @@ class BlockBuffer:
             self.writer.kernel(number, name)
         return number
 
-    def add_result(self, kind: Kind, position: int, form: int, digest: Packed | None, base: int = NONE) -> int:
-        """Add a tensor of the next call.
+    def add_result(
+        self, kind: Kind, position: int, form: int, digest: Packed | Awaited | None, base: int = NONE
+    ) -> int:
+        """Add a tensor of the next call; a digest that is awaited is filled in before its block is written.
 
         Returns:
             Its row.
@@ -207,6 +218,8 @@ class BlockBuffer:
         if digest is None:
             self.results += _RESULT.pack(form, kind, position, 0, 0, 0, base) + _NO_STATISTICS
         else:
+            if isinstance(digest, Awaited):
+                digest = self.reserve(digest)
             statistics, rungs, samples, row_rungs = digest
             n_rungs = len(rungs) // 8
             # All ladders of a tensor have the same rungs, so their number follows and is not stored.
@@ -216,6 +229,20 @@ class BlockBuffer:
             self.samples += samples
             self.row_rungs += row_rungs
         return row_number
+
+    def reserve(self, digest: Awaited) -> Packed:
+        """Note that the next row is a digest's that is awaited; returns what stands there until it is known."""
+        self._awaited.append((digest, *map(len, self._of_digests)))
+        return digest.empty
+
+    def _fill_in(self) -> None:
+        """Wait for digests."""
+        awaited, self._awaited = self._awaited, []
+        for digest, *places in awaited:
+            # Statistics are the last columns of a row.
+            places[0] += _RESULT.size
+            for column, at, part in zip(self._of_digests, places, digest.get(), strict=True):
+                column[at : at + len(part)] = part
 
     def add_call(
         self, step: int, context: int, occurrence: int, n_results: int, inputs: Sequence[int], kernel: int = NONE
@@ -233,7 +260,7 @@ class BlockBuffer:
 
     def flush_if_due(self) -> None:
         """Write a block that is full, or that has waited long."""
-        if self.n_holding:
+        if self.n_holding or (self._awaited and is_capturing()):
             return
         is_full = len(self.calls) >= _MAX_CALLS * _CALL.size or len(self.results) >= _MAX_RESULTS * _ROW_BYTES
         if is_full or time.monotonic() - self._flushed_at > _FLUSH_S:
@@ -249,16 +276,19 @@ class BlockBuffer:
         self._first_row, self._first_call = self.n_results, self.n_calls
         if self.native_rows is not None:
             self.native_rows.first_row = self._first_row
-        block = Block(
-            # Copies, since a bytearray that numpy looks at cannot be cleared.
-            np.frombuffer(bytes(self.calls), CALL),
-            np.frombuffer(bytes(self.results), RESULT),
-            np.frombuffer(bytes(self.inputs), np.int64),
-            *(np.frombuffer(bytes(a), np.uint64) for a in (self.rungs, self.samples, self.row_rungs)),
-        )
-        # First: a block that cannot be written is lost, and the next must not contain it again.
-        for column in self._columns:
-            column.clear()
+        try:
+            self._fill_in()
+            block = Block(
+                # Copies, since a bytearray that numpy looks at cannot be cleared.
+                np.frombuffer(bytes(self.calls), CALL),
+                np.frombuffer(bytes(self.results), RESULT),
+                np.frombuffer(bytes(self.inputs), np.int64),
+                *(np.frombuffer(bytes(a), np.uint64) for a in (self.rungs, self.samples, self.row_rungs)),
+            )
+        finally:
+            # A block that cannot be written is lost, and the next must not contain it again.
+            for column in self._columns:
+                column.clear()
         self._before_block()
         self.writer.block(block)
 

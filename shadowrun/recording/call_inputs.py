@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shadowrun.recording.digests import Packed
     from shadowrun.recording.provenance import Provenance
     from shadowrun.recording.undeclared_writes import Watched
+    from shadowrun.recording.waiting_digests import Awaited
 
 __all__ = ["CallInputs", "NewLeaf", "NotedCall"]
 
@@ -30,7 +31,7 @@ class NewLeaf(NamedTuple):
     leaf: Leaf
     position: int
     form: int
-    digest: Packed | None
+    digest: Packed | Awaited | None
 
 
 class NotedCall:
@@ -66,7 +67,7 @@ class CallInputs:
         self,
         flow: DataFlow,
         provenance: Provenance,
-        digest: Callable[[torch.Tensor], Packed | None],
+        digest: Callable[[torch.Tensor], Packed | Awaited | None],
         modules: Callable[[], Iterable[tuple[str, torch.nn.Module]]],
         unseen: Callable[[], bool],
     ) -> None:

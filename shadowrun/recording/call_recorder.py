@@ -25,8 +25,8 @@ from shadowrun.recording.call_results import CallResults, flat, has_memory
 from shadowrun.recording.data_flow import DataFlow, Leaf
 from shadowrun.recording.model import NONE, Kind
 from shadowrun.recording.native_calls import NativeCalls, State, make_native_calls
-from shadowrun.recording.step_outputs import is_captured
 from shadowrun.recording.undeclared_writes import UndeclaredWrites
+from shadowrun.recording.waiting_digests import WaitingDigests, is_capturing
 from shadowrun.replay.call import draws_random
 from shadowrun.torch_private import is_distributed, local_part
 
@@ -98,12 +98,12 @@ class CallRecorder:
         self.failure = ""
         self._buffer: BlockBuffer | None = None
         self._devices: dict[torch.device, str] = {}
-        self._flow = DataFlow()
-        self._results = CallResults(self._flow, n_rows)
+        self._flow, self._waiting = DataFlow(), WaitingDigests()
+        self._results = CallResults(self._flow, self._waiting, n_rows)
         self._inputs = CallInputs(
             self._flow, provenance, self._results.digest, attribution.modules, lambda: self._state.unseen
         )
-        self._undeclared = UndeclaredWrites()
+        self._undeclared = UndeclaredWrites(self._waiting)
         self._generated = GeneratedCode(self._enter_generated, self._leave_generated)
         self._n_generated = 0
         self._occurrences: dict[tuple[int, str, str], int] = {}
@@ -140,6 +140,7 @@ class CallRecorder:
             "raised": self._raised,
             "failed": self._dropped,
             "look": self._look,
+            "may_record": lambda: not (self._inputs.has_graphs or is_capturing()),
         }
         return make_native_calls(
             *(buffer, self._flow, self._results, self._undeclared, self.attribution, self._selection, parts),
@@ -213,6 +214,8 @@ class CallRecorder:
         with self.lock:
             if self._buffer is not None:
                 self._buffer.flush()
+            if not self.running:
+                self._waiting.clear()
 
     def between_calls(self) -> AbstractContextManager[Any]:
         """Hold the lock: no call is being recorded."""
@@ -310,9 +313,8 @@ class CallRecorder:
         if not selection.everything and (reason := selection.reason_to_skip(plan, origin)):
             self._skip(reason, plan, args, kwargs)
             return None
-        first = next(flat(args), None)
         # Its kernels run when the graph is replayed: there are no values now.
-        if isinstance(first, torch.Tensor) and is_captured(first):
+        if is_capturing() and _is_on_cuda(args, kwargs):
             self._inputs.has_graphs = True
             self._skip(_IN_GRAPH, plan, args, kwargs)
             return None
@@ -433,13 +435,16 @@ class CallRecorder:
         self,
         origin: Origin,
         inputs: list[int | Leaf],
+        device: str,
         plan: OpPlan,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         out: Any,
     ) -> None:
         """A call that has run returned something else than plain tensors."""
-        self._after(NotedCall(origin, inputs), plan, args, kwargs, out)
+        noted = NotedCall(origin, inputs)
+        noted.device = device
+        self._after(noted, plan, args, kwargs, out)
 
     def _raised(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The program's call raised: what it has written to until then is not known."""
@@ -448,6 +453,8 @@ class CallRecorder:
     def _dropped(self, plan: OpPlan, error: BaseException) -> None:
         """A call that has run could not be recorded, and its rows were removed."""
         self._flow.clear()
+        if self._buffer is not None:
+            self._buffer.forget_dropped()
         if isinstance(error, Exception):
             self._failed(plan, error)
 
@@ -515,3 +522,10 @@ class CallRecorder:
                     ShadowrunWarning,
                     stacklevel=2,
                 )
+
+
+def _is_on_cuda(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if any(isinstance(a, torch.Tensor) and a.is_cuda for a in flat((*args, *kwargs.values()))):
+        return True
+    wanted = kwargs.get("device")
+    return isinstance(wanted, torch.device) and wanted.type == "cuda"

@@ -9,7 +9,7 @@ import torch
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.platforms.backends import FUNCTIONALIZING
 from shadowrun.recording.data_flow import DataFlow, Leaf
-from shadowrun.recording.digests import pack
+from shadowrun.recording.digests import await_digest
 from shadowrun.recording.model import NONE, Kind
 from shadowrun.replay.call import argument
 from shadowrun.torch_private import is_zero_tensor, schema_of
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from shadowrun.recording.block_buffer import BlockBuffer
     from shadowrun.recording.digests import Packed
+    from shadowrun.recording.waiting_digests import Awaited, WaitingDigests
 
 __all__ = ["ITEM", "CallResults", "ReturnSchema", "flat", "has_memory", "number_form", "returned_values"]
 
@@ -49,14 +50,15 @@ class CallResults:
 
     Args:
         flow: Which row has the values of a tensor.
+        waiting: Has the digests of tensors on accelerators.
         n_rows: See `rows=` of `shadowrun.record`.
 
     Attributes:
         returns: By number of the operator.
     """
 
-    def __init__(self, flow: DataFlow, n_rows: int) -> None:
-        self._flow = flow
+    def __init__(self, flow: DataFlow, waiting: WaitingDigests, n_rows: int) -> None:
+        self._flow, self._waiting = flow, waiting
         self._n_rows = n_rows
         self.returns: dict[int, ReturnSchema] = {}
 
@@ -126,7 +128,7 @@ class CallResults:
         base = self._flow.written(value, form, buffer.n_results)
         buffer.add_result(Kind.WRITTEN, position, form, found, base)
 
-    def digest(self, t: torch.Tensor) -> Packed | None:
+    def digest(self, t: torch.Tensor) -> Packed | Awaited | None:
         """Digest a tensor, with the ladders of rows that are wanted."""
         n_rows = self._n_rows
         if n_rows:
@@ -134,7 +136,7 @@ class CallResults:
             while t.dim() > 1 and t.shape[0] == 1:
                 t = t[0]
             n_rows = n_rows if t.dim() > 1 else 0
-        return pack(t, n_rows)
+        return await_digest(t, n_rows, self._waiting)
 
 
 def number_form(buffer: BlockBuffer, value: Any) -> int:

@@ -26,6 +26,7 @@ __all__ = ["DataFlow", "Leaf"]
 _UNCOUNTED: Final = -1
 
 _PURGE_AFTER: Final = 8
+_MOST_LOOKS: Final = 3
 _FORM_BITS: Final = 32
 _FORM_MASK: Final = (1 << _FORM_BITS) - 1
 # Among the rows of a storage: some of its values may come from code that calls no operators. No place is negative.
@@ -55,10 +56,11 @@ class _StorageRows:
         rows: Rows of the tensors in it, by place.
     """
 
-    __slots__ = ("_watch", "counts", "last", "rows", "version")
+    __slots__ = ("_n_resting", "_rest", "_watch", "counts", "last", "rows", "version")
 
     def __init__(self, t: torch.Tensor, version: int) -> None:
         self._watch = StorageWatch(t)  # keeps its identity from being given to another
+        self._n_resting = self._rest = 0
         self.renew(version)
 
     def renew(self, version: int) -> None:
@@ -68,14 +70,17 @@ class _StorageRows:
         self.last: int | Leaf | None = None
         self.rows: dict[int, int | Leaf] = {}
 
-    @property
-    def freed(self) -> bool:
-        """Whether no tensor uses the storage any more."""
+    def look(self) -> bool:
+        """Whether the storage was freed. If not, the next looks leave it out: 1, then 3 each time."""
+        if self._n_resting:
+            self._n_resting -= 1
+            return False
+        self._n_resting = self._rest = min(2 * self._rest + 1, _MOST_LOOKS)
         return self._watch.freed
 
 
 def _forget_freed_in_python(storages: dict[int, _StorageRows]) -> None:
-    for key in [key for key, known in storages.items() if known.freed]:
+    for key in [key for key, known in storages.items() if known.look()]:
         del storages[key]
 
 

@@ -1,171 +1,254 @@
-"""Digests by torch's own operators on integers, on accelerators: only digests travel.
+"""Parts of digests by torch's own operators on integers, where the tensors lie: only digests travel.
 
-Only operators that each backend has: shifts, comparisons, sums. Sums of int64 wrap, as the ladder's definition wants.
+Numbers of many tensors lie in one memory (`waiting_digests`), and one pass digests them all. Only operators that each
+backend has: shifts, comparisons, sums. Sums of int64 wrap, as the ladder's definition wants.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from shadowrun.numerics.ladder import LANES, keys, rungs
+from shadowrun.numerics.ladder import LANES, rungs
 from shadowrun.recording.number_formats import Encoding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy.typing as npt
-
+    from shadowrun.numerics.ladder import Hashes
     from shadowrun.recording.number_formats import NumberFormat
 
-    Ints = npt.NDArray[np.int64]
+__all__ = [
+    "FIRST_FACTOR",
+    "GAMMA",
+    "GROUP",
+    "N_CLASSES",
+    "N_ENDS",
+    "ROW",
+    "SCALE",
+    "SECOND_FACTOR",
+    "STATISTICS_BYTES",
+    "VANISHING",
+    "Found",
+    "Packed",
+    "Parts",
+    "class_limits",
+    "classes",
+    "digest_parts",
+    "pack_digests",
+    "pick_sums",
+]
 
-__all__ = ["Packed", "class_limits", "digest_by_operators", "pack_digest"]
-
+Ints = npt.NDArray[np.int64]
 Packed = tuple[bytes, bytes, bytes, bytes]
 """Statistics as the last nine columns of `model.RESULT`, then rungs, samples and the rungs of rows, each uint64."""
 
-# Elements of a temporary tensor: of int64, they take 16 MiB.
-_MOST_AT_ONCE: Final = 1 << 21
-_KEPT_KEYS: Final = 64
-# Squares of smaller float64 numbers, and of greater ones than its inverse, may leave the range of float64.
-_VANISHING: Final = 2.0**-450
+ROW: Final = 256
+"""Elements of a row of memory: a tensor begins with a row of its own."""
+_ROWS_OF_GROUP: Final = 32
+GROUP: Final = ROW * _ROWS_OF_GROUP
+"""Elements whose range and squares are one number each."""
+N_CLASSES: Final = 6
+N_ENDS: Final = 5
+"""Both ends of the range and three sums of squares."""
+# Rows of a pass: each temporary tensor of int64 has 8 MiB at most.
+_MOST_ROWS: Final = 4096
+# Squares of float64 numbers below this one, and above its inverse, are summed after scaling: they may leave the range.
+VANISHING: Final = 2.0**-450
+SCALE: Final = 2.0**600
 _STATISTICS: Final = struct.Struct("<6q3d")
+STATISTICS_BYTES: Final = _STATISTICS.size
+# Of splitmix64, as signed numbers.
+GAMMA, FIRST_FACTOR, SECOND_FACTOR = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 
 
-def digest_by_operators(flat: torch.Tensor, form: NumberFormat, n_rows: int, n_ladders: int, positions: Ints) -> Packed:
-    """Digest a tensor where it lies.
+class Parts(NamedTuple):
+    """Pieces of tensors of one format in a memory: (n,) each, none of them empty.
+
+    Attributes:
+        starts: Where they begin, in elements; multiples of `ROW`.
+        sizes: Elements.
+        firsts: Which element of its tensor each begins with; a multiple of `ROW`.
+    """
+
+    starts: Ints
+    sizes: Ints
+    firsts: Ints
+
+    def split(self, size: int) -> tuple[Parts, Ints]:
+        """Split into pieces of at most `size` elements; also how many pieces each part became."""
+        n_pieces = -(-self.sizes // size)
+        before = np.cumsum(n_pieces) - n_pieces
+        skipped = (np.arange(int(n_pieces.sum())) - np.repeat(before, n_pieces)) * size
+        starts, sizes, firsts = (np.repeat(column, n_pieces) for column in self)
+        return Parts(starts + skipped, np.minimum(sizes - skipped, size), firsts + skipped), n_pieces
+
+
+class Found(NamedTuple):
+    """What is found of parts.
+
+    Attributes:
+        sums: (parts, bits of the dtype + classes), up to the end of each part: `plane(j)` of the ladder's definition,
+            then elements of each class in the order of `digests.Digest`, of each code, or that are 0.
+        ends: (groups, N_ENDS): lowest and highest finite number in the order of the format, and sums of the squares of
+            small, other and large ones, in float64.
+        samples: Bits of the sampled elements.
+    """
+
+    sums: Any
+    ends: Any
+    samples: Any
+
+
+def digest_parts(memory: torch.Tensor, dtype: torch.dtype, form: NumberFormat, parts: Parts, samples: Ints) -> Found:
+    """Digest parts of a memory where it lies.
 
     Args:
-        flat: (n,), contiguous, of real numbers.
-        form: The format of its dtype.
-        n_rows: Rows that it consists of, all equally long.
-        n_ladders: Of its first rows, which get a ladder each.
-        positions: Of the sampled elements.
+        memory: Integers of the width of the format.
+        dtype: Of the numbers.
+        form: The format of the dtype.
+        parts: Pieces of tensors.
+        samples: Positions of sampled elements in the memory.
 
     Returns:
-        Statistics, rungs, samples and the rungs of rows, as `digests.pack` has them.
+        Tensors of int64 on the device of the memory.
     """
-    # Integers of the same width: their arithmetic is exact on every device, so digests of two devices can be equal.
-    bits, n = flat.view(form.ints), flat.numel()
-    length = n // n_rows if n_rows else 0
-    samples = bits.index_select(0, torch.from_numpy(positions).to(bits.device))
-    parts = {
-        "planes": _planes(bits.reshape(1, n), form.width),
-        "samples": samples.to(torch.int64),
-        **(_statistics(flat, bits, form) if n else {}),
-    }
-    if n_ladders:
-        parts["rows"] = _planes(bits[: n_ladders * length].reshape(n_ladders, length), form.width)
-    # One transfer: each would wait for all that the device has to do.
-    fetched = torch.cat([part.reshape(-1) for part in parts.values()]).cpu().numpy()
-    ends = np.cumsum([part.numel() for part in parts.values()])
-    found: dict[str, Any] = dict(zip(parts, np.split(fetched, ends[:-1]), strict=True))
-    found |= {name: found[name].view(np.uint64) for name in ("planes", "samples")}
-    if n_ladders:
-        found["rows"] = found["rows"].view(np.uint64).reshape(n_ladders, -1)
-    if "squares" in found:
-        found |= {"low": int(found["low"][0]), "high": int(found["high"][0])}
-        found["squares"] = float(found["squares"].view(np.float64)[0])
-    return pack_digest(form, n, length, found, functools.partial(_scaled_squares, flat, form))
+    rows, n_rows = parts.split(ROW)
+    groups, _ = parts.split(GROUP)
+    # Rows of each group; the last row of all, which has no element, fills up groups of less.
+    sizes = -(-groups.sizes // ROW)
+    of_groups = (np.cumsum(sizes) - sizes)[:, None] + np.arange(_ROWS_OF_GROUP)
+    of_groups[np.arange(_ROWS_OF_GROUP) >= sizes[:, None]] = len(rows.starts)
+    # One transfer, which does not wait for the device.
+    of_rows = rows.starts // ROW, rows.sizes, rows.firsts // LANES
+    columns = (*of_rows, np.cumsum(n_rows) - 1, of_groups.reshape(-1), samples)
+    tables = torch.from_numpy(np.concatenate(columns)).to(memory.device, non_blocking=True)
+    at, valid, block, last, of_groups_there, positions = torch.split(tables, [len(column) for column in columns])
+    found = [
+        _of_rows(memory.view(-1, ROW).index_select(0, a), v.reshape(-1, 1), b.reshape(-1, 1), dtype, form)
+        for a, v, b in zip(*(torch.split(t, _MOST_ROWS) for t in (at, valid, block)), strict=True)
+    ]
+    sums, ends = (torch.cat(each) for each in zip(*found, strict=True))
+    none = torch.tensor([[*_no_ends(form), 0, 0, 0]], device="cpu").to(memory.device, non_blocking=True)
+    each = torch.cat([ends, none]).index_select(0, of_groups_there).reshape(-1, _ROWS_OF_GROUP, N_ENDS)
+    squares = each[:, :, 2:].contiguous().view(torch.float64).sum(1).view(torch.int64)
+    ends = torch.cat([each[:, :, :1].amin(1), each[:, :, 1:2].amax(1), squares], 1)
+    return Found(pick_sums(sums, last), ends, memory.index_select(0, positions).to(torch.int64))
 
 
-def pack_digest(
-    form: NumberFormat, n: int, length: int, found: dict[str, Any], scaled_squares: Callable[[float], float]
-) -> Packed:
-    """A digest from what was found of a tensor.
-
-    Args:
-        form: The format of its dtype.
-        n: Its elements.
-        length: Elements of a row.
-        found: ``planes`` (bits of the dtype,) and ``samples``, uint64; ``rows`` (n_ladders, bits of the dtype) where
-            rows get ladders; if it is not empty, ``counts`` of codes, zeros, or elements below each of `class_limits`;
-            but for codes ``low`` and ``high``, finite ends of the range in the order of the format, and ``squares``.
-        scaled_squares: Sum of the squares of all finite elements, each divided by a number first.
-    """
-    by_row = rungs(found["rows"], length, form.mantissa) if "rows" in found else np.zeros(0, np.uint64)
-    return (
-        _pack_statistics(n, form, found, scaled_squares),
-        rungs(found["planes"], n, form.mantissa).tobytes(),
-        (found["samples"] & np.uint64((1 << form.width) - 1)).tobytes(),
-        by_row.tobytes(),
-    )
+def pick_sums(sums: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    """`Found.sums` from those of pieces of parts, in order, and the last piece of each part."""
+    return sums.cumsum(0).index_select(0, last)
 
 
-@functools.lru_cache(maxsize=_KEPT_KEYS)
-def _keys(device: torch.device, first: int, n: int) -> torch.Tensor:
-    """Keys of blocks: (n, 1)."""
-    return torch.from_numpy(keys(first, n).view(np.int64)).to(device).reshape(n, 1)
-
-
-def _planes(bits: torch.Tensor, width: int) -> torch.Tensor:
-    """`plane(j)` of the ladder's definition for each row of an (r, n) tensor: (r, width), int64."""
-    n_rows, n = bits.shape
-    shifts = torch.arange(width, device=bits.device).reshape(width, 1)
-    lanes = torch.arange(LANES, device=bits.device)
-    total = torch.zeros((n_rows, width), dtype=torch.int64, device=bits.device)
-    # Each element becomes `width` numbers of int64 below.
-    step = _MOST_AT_ONCE // width
-    rows_at_once = max(1, step // max(n, 1))
-    for first in range(0, n, step):
-        part = bits[:, first : first + step]
-        # As many keys for tensors of similar sizes: they are kept on the device.
-        n_blocks = min(step // LANES, 1 << (n // LANES).bit_length())
-        weights = (_keys(bits.device, first // LANES, n_blocks) << lanes).reshape(-1)[: part.shape[1]]
-        for row in range(0, n_rows, rows_at_once):
-            # The shift is arithmetic, and copies the sign: one bit is left of each.
-            planes = (part[row : row + rows_at_once, None, :] >> shifts) & 1
-            total[row : row + rows_at_once] += planes.mul_(weights).sum(-1)
-    return total
-
-
-def _statistics(flat: torch.Tensor, bits: torch.Tensor, form: NumberFormat) -> dict[str, torch.Tensor]:
-    """Counts, ends of the range and sum of squares, all as int64, of a tensor that is not empty."""
+def _of_rows(
+    bits: torch.Tensor, valid: torch.Tensor, block: torch.Tensor, dtype: torch.dtype, form: NumberFormat
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`Found.sums` and `Found.ends` of each row of a (n, ROW) tensor, of which the first `valid` elements count."""
+    there = torch.arange(ROW, device=bits.device) < valid
+    bits = torch.where(there, bits, 0)
+    planes = _planes(bits, block, form.width)
     if form.encoding is Encoding.CODES:
         codes = torch.arange(256, device=bits.device).to(torch.int8).reshape(256, 1)
-        each = [(piece == codes).sum(1) for piece in torch.split(bits, _MOST_AT_ONCE // 32)]
-        return {"counts": torch.stack(each).sum(0)}
-    pairs = zip(torch.split(flat, _MOST_AT_ONCE // 8), torch.split(bits, _MOST_AT_ONCE // 8), strict=True)
-    of_piece = _of_integers if form.mantissa == 0 else _of_floats
-    counts, low, high, squares = (torch.stack(c) for c in zip(*(of_piece(*p, form) for p in pairs), strict=True))
-    return {
-        "counts": counts.sum(0),
-        "low": low.amin().to(torch.int64),
-        "high": high.amax().to(torch.int64),
-        "squares": squares.sum().view(torch.int64),
-    }
+        pieces = zip(torch.split(bits, 128), torch.split(there, 128), strict=True)
+        counts = torch.cat([((piece[:, None] == codes) & t[:, None]).sum(2) for piece, t in pieces])
+        return torch.cat([planes, counts], 1), torch.zeros((len(bits), N_ENDS), dtype=torch.int64, device=bits.device)
+    of_values = _of_integers if form.mantissa == 0 else _of_floats
+    counts, low, high, squares = of_values(bits, there, dtype, form)
+    low, high = (end.to(torch.int64).reshape(-1, 1) for end in (low, high))
+    return torch.cat([planes, counts], 1), torch.cat([low, high, squares.view(torch.int64)], 1)
 
 
-_OfPiece = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+def _planes(bits: torch.Tensor, block: torch.Tensor, width: int) -> torch.Tensor:
+    """`plane(j)` of each row, without its factors: (n, width)."""
+    n = len(bits)
+    # Of int64, the lower half comes first in memory.
+    if width == 64:
+        parts = bits.view(torch.int32).reshape(n, -1, LANES, 2).transpose(2, 3)
+    else:
+        parts = bits.to(torch.int32).reshape(n, -1, 1, LANES)
+    # 32 numbers of 32 bits are transposed in five steps, as in Warren's Hacker's Delight: number j has bit j of each.
+    turned = parts.clone(memory_format=torch.contiguous_format)
+    for step, mask in ((16, 0x0000FFFF), (8, 0x00FF00FF), (4, 0x0F0F0F0F), (2, 0x33333333), (1, 0x55555555)):
+        left, right = turned.view(-1, 2, step).unbind(1)
+        # The shift is arithmetic, and the mask removes the copies of the sign.
+        crossed = ((left >> step) ^ right).bitwise_and_(mask)
+        right.bitwise_xor_(crossed)
+        left.bitwise_xor_(crossed.bitwise_left_shift_(step))
+    numbers = (turned.reshape(n, turned.shape[1], -1)[:, :, :width].to(torch.int64)).bitwise_and_(0xFFFFFFFF)
+    blocks = block + torch.arange(ROW // LANES, device=bits.device)
+    return numbers.mul_(_keys(blocks).unsqueeze(2)).sum(1)
 
 
-def _of_integers(_: torch.Tensor, bits: torch.Tensor, form: NumberFormat) -> _OfPiece:
+def _keys(blocks: torch.Tensor) -> torch.Tensor:
+    """`ladder.keys`: splitmix64, whose shifts are logical."""
+    z = blocks * GAMMA + GAMMA
+    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * FIRST_FACTOR
+    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * SECOND_FACTOR
+    return z ^ ((z >> 31) & ((1 << 33) - 1)) | 1
+
+
+_OfValues = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _of_integers(bits: torch.Tensor, there: torch.Tensor, _: torch.dtype, form: NumberFormat) -> _OfValues:
     order, values = bits, bits.to(torch.float64)
     if form.encoding is Encoding.UNSIGNED:
         # torch has few operators on unsigned integers; with the top bit flipped, signed ones order as these do.
-        order = bits ^ -(1 << (form.width - 1))
+        order = bits ^ _least(form)
         values = values + (bits < 0) * 2.0**form.width
-    return (bits == 0).sum().reshape(1), order.amin(), order.amax(), values.square().sum()
+    low, high = (torch.where(there, order, end) for end in (-_least(form) - 1, _least(form)))
+    squares = values.square().sum(1, keepdim=True)
+    return ((bits == 0) & there).sum(1, keepdim=True), low.amin(1), high.amax(1), _middle(squares)
 
 
-def _of_floats(flat: torch.Tensor, bits: torch.Tensor, form: NumberFormat) -> _OfPiece:
+def _middle(squares: torch.Tensor) -> torch.Tensor:
+    none = torch.zeros_like(squares)
+    return torch.cat([none, squares, none], 1)
+
+
+def _of_floats(bits: torch.Tensor, there: torch.Tensor, dtype: torch.dtype, form: NumberFormat) -> _OfValues:
     # By bits, not `isfinite`: a device that is wrong about NaN must not be asked about NaN.
-    size, infinite = _size_mask(form), _infinite(form)
-    finite = (bits & size) < infinite
-    # Integers that order as the numbers do; -0 is -1.
-    order = bits ^ ((bits >> (form.width - 1)) & size)
-    return (
-        (bits < _class_limits(bits.device, form.width, form.mantissa)).sum(1),
-        torch.where(finite, order, infinite).amin(),
-        torch.where(finite, order, -infinite - 1).amax(),
-        torch.where(finite, flat, 0).to(torch.float64).square().sum(),
+    size, negative, infinite = bits & _size_mask(form), bits < 0, _infinite(form)
+    zero, endless = size == 0, size == infinite
+    classes = (
+        *(size > infinite, endless & ~negative, endless & negative, zero & ~negative & there, zero & negative),
+        (size < 1 << form.mantissa) & ~zero,
     )
+    finite = (size < infinite) & there
+    # Integers that order as the numbers do; -0 is -1.
+    order = bits ^ ((bits >> (form.width - 1)) & _size_mask(form))
+    values = torch.where(finite, bits.view(dtype), 0).to(torch.float64)
+    if form.width == 64:
+        small, large = size < _bits_of(VANISHING), size > _bits_of(1 / VANISHING)
+        scaled = torch.where(small, values * SCALE, 0), torch.where(large, values / SCALE, 0)
+        each = scaled[0], torch.where(small | large, 0, values), scaled[1]
+        squares = torch.stack([part.square().sum(1) for part in each], 1)
+    else:
+        squares = _middle(values.square().sum(1, keepdim=True))
+    return (
+        torch.stack(classes, 1).sum(2),
+        torch.where(finite, order, infinite).amin(1),
+        torch.where(finite, order, -infinite - 1).amax(1),
+        squares,
+    )
+
+
+def _bits_of(number: float) -> int:
+    return int(np.float64(number).view(np.int64))
+
+
+def _no_ends(form: NumberFormat) -> tuple[int, int]:
+    """Ends of the range of no numbers."""
+    end = -_least(form) - 1 if form.mantissa == 0 else _infinite(form)
+    return end, -end - 1
+
+
+def _least(form: NumberFormat) -> int:
+    return -(1 << (form.width - 1))
 
 
 def _size_mask(form: NumberFormat) -> int:
@@ -177,67 +260,90 @@ def _infinite(form: NumberFormat) -> int:
     return (1 << (form.width - 1)) - (1 << form.mantissa)
 
 
+# -- on the host, from what was found -----------------------------------------------------------------
+
+
+def pack_digests(
+    form: NumberFormat,
+    sizes: Ints,
+    planes: Hashes,
+    counts: Ints,
+    low: Ints,
+    high: Ints,
+    squares: npt.NDArray[np.float64],
+) -> tuple[list[bytes], Hashes]:
+    """Digests of tensors from what was found of them: statistics, and (n, rungs) ladders.
+
+    Args:
+        form: The format of their dtype.
+        sizes: Elements of each: (n,).
+        planes: `plane(j)` of the ladder's definition: (n, bits of the dtype).
+        counts: As in `Found.sums`.
+        low: Lowest finite number of each, in the order of the format.
+        high: Highest one.
+        squares: (n, 3), see `Found.ends`.
+    """
+    ladders = rungs(planes, sizes, form.mantissa)
+    if form.encoding is Encoding.CODES:
+        return [_STATISTICS.pack(*_of_codes(of_one, form)) for of_one in counts], ladders
+    table = np.zeros(len(sizes), _COLUMNS)
+    classes, numbers = table["classes"], table["numbers"]
+    if form.mantissa == 0:
+        classes[:, 3:4] = counts
+    else:
+        classes[:] = counts
+    numbers[:, 0], numbers[:, 1], numbers[:, 2] = _numbers(low, form), _numbers(high, form), _norms(squares)
+    # Without a finite number there is no range and no norm.
+    numbers[classes[:, :3].sum(1) == sizes] = math.nan
+    packed, size = table.tobytes(), table.itemsize
+    return [packed[at : at + size] for at in range(0, len(packed), size)], ladders
+
+
+_COLUMNS: Final = np.dtype([("classes", "<i8", N_CLASSES), ("numbers", "<f8", 3)])
+
+
+def _norms(squares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    small, middle, large = squares.T
+    far = SCALE**-2
+    with np.errstate(over="ignore"):
+        plain, scaled = np.sqrt(middle + small * far), SCALE * np.sqrt(large + middle * far)
+    norms: npt.NDArray[np.float64] = np.where(large > 0, scaled, np.where(middle > 0, plain, np.sqrt(small) / SCALE))
+    return norms
+
+
+def _numbers(order: Ints, form: NumberFormat) -> npt.NDArray[np.float64]:
+    """The numbers at places in the order of a format."""
+    if form.encoding is Encoding.SIGNED:
+        return order.astype(np.float64)
+    if form.encoding is Encoding.UNSIGNED:
+        least = _least(form)
+        # The greatest have 64 bits.
+        unsigned = order.astype(np.int64) - least if form.width < 64 else (order ^ least).view(np.uint64)
+        return unsigned.astype(np.float64)
+    bits = np.where(order >= 0, order, order ^ _size_mask(form)).astype(f"i{form.width // 8}")
+    if form.encoding is Encoding.BFLOAT:
+        numbers = (bits.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    else:
+        numbers = bits.view(f"f{form.width // 8}")
+    # -0 becomes +0: equal numbers shall be equal bytes.
+    with np.errstate(invalid="ignore"):
+        values: npt.NDArray[np.float64] = numbers.astype(np.float64) + 0.0
+    return values
+
+
 def class_limits(width: int, mantissa: int) -> list[int]:
-    """Where classes of floats end, in the order of the bits as signed integers: nine; `_classes` names them."""
+    """Where classes of floats end, in the order of the bits as signed integers: nine; `classes` names them."""
     least, normal = -(1 << (width - 1)), 1 << mantissa
     ends = (1, normal, -least - normal, -least - normal + 1)
     return [*(least + end for end in ends), 0, *ends]
 
 
-@functools.cache
-def _class_limits(device: torch.device, width: int, mantissa: int) -> torch.Tensor:
-    limits = torch.tensor(class_limits(width, mantissa))
-    return limits.to({16: torch.int16, 32: torch.int32, 64: torch.int64}[width]).to(device).reshape(9, 1)
-
-
-def _classes(below: Ints, n: int) -> tuple[int, ...]:
+def classes(below: Ints, n: int) -> tuple[int, ...]:
     """Elements of each class, in the order of `digests.Digest`, from how many are below each limit."""
     negative_zero, negative_subnormal, _, negative_infinite, negative_nan, zero, subnormal, _, infinite, nan = np.diff(
         below, prepend=0, append=n
     ).tolist()
     return negative_nan + nan, infinite, negative_infinite, zero, negative_zero, negative_subnormal + subnormal
-
-
-def _pack_statistics(
-    n: int, form: NumberFormat, found: dict[str, Any], scaled_squares: Callable[[float], float]
-) -> bytes:
-    nan = float("nan")
-    if "counts" not in found:
-        return _STATISTICS.pack(*(0,) * 6, nan, nan, nan)
-    counts = found["counts"]
-    if form.encoding is Encoding.CODES:
-        return _STATISTICS.pack(*_of_codes(counts, form))
-    classes = (0, 0, 0, int(counts[0]), 0, 0) if form.mantissa == 0 else _classes(counts, n)
-    # Without a finite number there is no range and no norm.
-    if sum(classes[:3]) == n:
-        return _STATISTICS.pack(*classes, nan, nan, nan)
-    least, greatest = _number(found["low"], form), _number(found["high"], form)
-    scale = max(abs(least), abs(greatest))
-    if form.width == 64 and form.mantissa and scale and not _VANISHING <= scale <= 1 / _VANISHING:
-        norm = scale * math.sqrt(scaled_squares(scale))
-    else:
-        norm = math.sqrt(found["squares"])
-    return _STATISTICS.pack(*classes, least, greatest, norm)
-
-
-def _number(order: int, form: NumberFormat) -> float:
-    """The number at a place in the order of a format."""
-    if form.encoding is Encoding.SIGNED:
-        return float(order)
-    if form.encoding is Encoding.UNSIGNED:
-        return float(order + (1 << (form.width - 1)))
-    bits = order if order >= 0 else (order ^ _size_mask(form)) & ((1 << form.width) - 1)
-    dtype = "f4" if form.encoding is Encoding.BFLOAT else f"f{form.width // 8}"
-    raw = bits << 16 if form.encoding is Encoding.BFLOAT else bits
-    # -0 becomes +0: equal numbers shall be equal bytes.
-    return float(np.array(raw, f"u{dtype[1]}").view(dtype)) + 0.0
-
-
-def _scaled_squares(flat: torch.Tensor, form: NumberFormat, scale: float) -> float:
-    pieces = torch.split(flat, _MOST_AT_ONCE // 8)
-    finite = ((piece.view(form.ints) & _size_mask(form)) < _infinite(form) for piece in pieces)
-    sums = [torch.where(f, piece / scale, 0).square().sum() for piece, f in zip(pieces, finite, strict=True)]
-    return float(torch.stack(sums).sum())
 
 
 def _of_codes(counts: Ints, form: NumberFormat) -> tuple[float, ...]:
@@ -250,9 +356,9 @@ def _of_codes(counts: Ints, form: NumberFormat) -> tuple[float, ...]:
         *(np.isnan(numbers), np.isposinf(numbers), np.isneginf(numbers)),
         *(zero & ~negative, zero & negative, (size > 0) & (size < form.normal)),
     )
-    classes = [int(counts[mask].sum()) for mask in masks]
+    found = [int(counts[mask].sum()) for mask in masks]
     there = numbers[finite & (counts > 0)]
     if not there.size:
-        return (*classes, float("nan"), float("nan"), float("nan"))
+        return (*found, math.nan, math.nan, math.nan)
     squares = (counts * np.where(finite, numbers, 0) ** 2).sum()
-    return (*classes, float(there.min()) + 0.0, float(there.max()) + 0.0, math.sqrt(squares))
+    return (*found, float(there.min()) + 0.0, float(there.max()) + 0.0, math.sqrt(squares))

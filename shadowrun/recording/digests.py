@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import struct
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -16,10 +17,12 @@ import torch
 from shadowrun.intercept import torchapi
 from shadowrun.native import core
 from shadowrun.native import tensors as native
-from shadowrun.numerics.ladder import LANES, keys
-from shadowrun.recording.digest_operators import Packed, class_limits, digest_by_operators, pack_digest
-from shadowrun.recording.model import sample_positions
+from shadowrun.numerics.ladder import LANES, keys, rungs
+from shadowrun.platforms.backends import FUNCTIONALIZING
+from shadowrun.platforms.torchplatform import below_autograd
+from shadowrun.recording.digest_operators import SCALE, VANISHING, Packed, class_limits, classes, pack_digests
 from shadowrun.recording.number_formats import NUMBER_FORMATS, Encoding
+from shadowrun.recording.waiting_digests import MEMORY_BYTES, Awaited, WaitingDigests, positions_of_samples
 from shadowrun.torch_private import is_zero_tensor
 
 if TYPE_CHECKING:
@@ -38,8 +41,6 @@ __all__ = ["Digest", "Packed", "digest", "digest_memory", "digest_rows", "pack",
 _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 _COMPLEX: Final = frozenset({torch.complex32, torch.complex64, torch.complex128})
 _STATISTICS: Final = struct.Struct("<6q3d")
-# Types of devices whose tensors are copied to the CPU, since they lack an operator or a dtype.
-_lack_operators: set[str] = set()
 
 
 class Digest(NamedTuple):
@@ -107,7 +108,7 @@ def _in_numpy(t: torch.Tensor, n_rows: int) -> Packed | None:
     n, n_leading, address = t.numel(), t.shape[0] if t.dim() else 0, t.data_ptr()
     if not address and n:
         return None
-    return digest_memory(address, n, form, n_leading, min(n_rows, n_leading), _positions(n, 1))
+    return digest_memory(address, n, form, n_leading, min(n_rows, n_leading), positions_of_samples(n, 1))
 
 
 def _of_plain() -> Callable[[torch.Tensor, int], Packed | None]:
@@ -135,6 +136,25 @@ def pack(tensor: torch.Tensor, n_rows: int = 0) -> Packed | None:
     return torchapi.hidden_from_program(_pack, tensor, n_rows)  # type: ignore[no-any-return]
 
 
+def await_digest(tensor: torch.Tensor, n_rows: int, waiting: WaitingDigests) -> Packed | Awaited | None:
+    """As `pack`, without a host sync: a tensor on an accelerator is digested later, with its present values.
+
+    Args:
+        tensor: See `pack`.
+        n_rows: Likewise.
+        waiting: Has the digests of accelerators.
+    """
+    if tensor.is_cpu or not _has_values(tensor):
+        return pack(tensor, n_rows)
+    # Inside a mode's handler there is nothing to hide from, mostly.
+    if type(tensor) in _PLAIN and not (
+        torchapi.n_modes_below() or torchapi.has_function_mode() or torchapi.profiling()
+    ):
+        with below_autograd():
+            return _pack_later(tensor, n_rows, waiting)
+    return torchapi.hidden_from_program(_pack_later, tensor, n_rows, waiting)  # type: ignore[no-any-return]
+
+
 def _has_values(t: torch.Tensor) -> bool:
     if t.layout is not torch.strided or t.is_quantized or t.is_nested or t.is_meta:
         return False
@@ -152,7 +172,13 @@ def _has_values(t: torch.Tensor) -> bool:
 
 
 def _pack(tensor: torch.Tensor, n_rows: int) -> Packed:
-    """Of a tensor that is brought into the form of real, contiguous values first."""
+    n_bytes = tensor.numel() * tensor.itemsize
+    found = _pack_later(tensor, n_rows, WaitingDigests(min(MEMORY_BYTES, 2 * n_bytes)))  # rows lie apart
+    return found.get() if isinstance(found, Awaited) else found
+
+
+def _pack_later(tensor: torch.Tensor, n_rows: int, waiting: WaitingDigests) -> Packed | Awaited:
+    """Of a tensor that is brought into the form of real values first."""
     t = tensor.detach()
     n_leading = t.shape[0] if t.dim() else 0
     if is_zero_tensor(t):
@@ -161,39 +187,16 @@ def _pack(tensor: torch.Tensor, n_rows: int) -> Packed:
         t = t.resolve_conj().resolve_neg()
     n_parts = 2 if t.is_complex() else 1
     t = torch.view_as_real(t) if n_parts == 2 else t
-    form = NUMBER_FORMATS[t.dtype]
-    if not t.is_contiguous():
-        # As integers: any bit pattern is copied as it is.
-        t = t.view(form.ints).contiguous().view(t.dtype)
-    flat = t.view(-1)
-    n_ladders = min(n_rows, n_leading)
-    if not flat.is_cpu and flat.device.type not in _lack_operators:
-        try:
-            return _by_operators(flat, form, n_leading, n_ladders, n_parts)
-        except (NotImplementedError, TypeError):
-            _lack_operators.add(flat.device.type)
-        except RuntimeError:  # no memory for temporary tensors, say
-            pass
-    flat = flat.cpu()
+    form, n_ladders, n = NUMBER_FORMATS[t.dtype], min(n_rows, n_leading), t.numel()
+    if n and not t.is_cpu and t.device.type not in FUNCTIONALIZING:
+        with suppress(RuntimeError):  # no memory, say
+            return waiting.add(t, n_ladders, n_leading, n_parts)
+    # As integers: any bit pattern is copied as it is.
+    flat = t.view(form.ints).contiguous().view(-1).cpu()
     # A name for it: the tensor must live as long as its address is used.
     if core is None:
-        return digest_memory(
-            flat.data_ptr(), flat.numel(), form, n_leading, n_ladders, _positions(flat.numel(), n_parts)
-        )
-    return core.digest_memory(flat.data_ptr(), flat.numel(), n_leading, n_ladders, form.place, n_parts)  # type: ignore[no-any-return]
-
-
-def _by_operators(flat: torch.Tensor, form: NumberFormat, n_leading: int, n_ladders: int, n_parts: int) -> Packed:
-    return digest_by_operators(flat, form, n_leading, n_ladders, _positions(flat.numel(), n_parts))
-
-
-@functools.lru_cache(maxsize=1024)
-def _positions(n: int, n_parts: int) -> npt.NDArray[np.int64]:
-    """Positions of the sampled numbers; a complex number has two parts."""
-    positions = sample_positions(n // n_parts)
-    if n_parts > 1:
-        positions = (n_parts * positions[:, None] + np.arange(n_parts)).reshape(-1)
-    return positions
+        return digest_memory(flat.data_ptr(), n, form, n_leading, n_ladders, positions_of_samples(n, n_parts))
+    return core.digest_memory(flat.data_ptr(), n, n_leading, n_ladders, form.place, n_parts)  # type: ignore[no-any-return]
 
 
 # -- in numpy, for memory of the host ----------------------------------------------------------------
@@ -232,15 +235,19 @@ def digest_memory(address: int, n: int, form: NumberFormat, n_rows: int, n_ladde
     planes = np.zeros(form.width, np.uint64)
     for number, piece in enumerate(pieces):
         planes += _planes(piece.reshape(1, -1), number)[0]
-    found: dict[str, Any] = {"planes": planes, "samples": bits[positions].astype(np.uint64)}
     length = n // n_rows if n_rows else 0
-    if n_ladders:
-        found["rows"] = _row_planes(bits[: n_ladders * length].reshape(n_ladders, length))
+    rows = _row_planes(bits[: n_ladders * length].reshape(n_ladders, length))
     if n:
         of_piece = _of_codes if form.encoding is Encoding.CODES else _of_floats if form.mantissa else _of_integers
-        with np.errstate(all="ignore"):  # squares may leave the range: `pack_digest` asks for scaled ones then
-            found |= _joined([of_piece(piece, form) for piece in pieces])
-    return pack_digest(form, n, length, found, functools.partial(_scaled_squares, pieces, form))
+        found = _joined([of_piece(piece, form) for piece in pieces])
+    else:
+        found = {"counts": np.zeros(256 if form.encoding is Encoding.CODES else 1, np.int64)}
+    low, high = (np.array([found.get(end, 0)]) for end in ("low", "high"))
+    squares = np.array([found.get("squares", np.zeros(3))])
+    counts = found["counts"].reshape(1, -1)
+    (statistics,), ladder = pack_digests(form, np.array([n]), planes.reshape(1, -1), counts, low, high, squares)
+    samples = bits[positions].astype(np.uint64).tobytes()
+    return statistics, ladder.tobytes(), samples, rungs(rows, length, form.mantissa).tobytes()
 
 
 def _planes(bits: Bits, block: int) -> Hashes:
@@ -301,7 +308,7 @@ def _of_integers(bits: Bits, form: NumberFormat) -> dict[str, Any]:
         "counts": np.array([bits.size - np.count_nonzero(bits)]),
         "low": int(values.min()) - offset,
         "high": int(values.max()) - offset,
-        "squares": float(each @ each),
+        "squares": np.array([0, each @ each, 0]),
     }
 
 
@@ -311,12 +318,12 @@ def _of_floats(bits: Bits, form: NumberFormat) -> dict[str, Any]:
     # One sort gives all classes and both ends of the range; as masks, each would read the memory again.
     below = np.searchsorted(ordered, _limits(form.width, form.mantissa))
     negative, positive = ordered[: below[2]], ordered[below[4] : below[7]]
-    squares = sum(float(v @ v) for v in (_numbers(negative, form), _numbers(positive, form)))
+    squares = _squares(_numbers(negative, form), form) + _squares(_numbers(positive, form), form)
     ends = [int(part[at]) for part in (negative, positive) if part.size for at in (0, -1)]
     size = (1 << (form.width - 1)) - 1
     ranks = [end if end >= 0 else end ^ size for end in ends]
     return {
-        "counts": below,
+        "counts": np.array(classes(below, bits.size)),
         "low": min(ranks, default=None),
         "high": max(ranks, default=None),
         "squares": squares,
@@ -334,11 +341,11 @@ def _numbers(ordered: npt.NDArray[Any], form: NumberFormat) -> npt.NDArray[np.fl
     return ordered.view(f"f{ordered.itemsize}").astype(np.float64)
 
 
-def _scaled_squares(pieces: list[Bits], form: NumberFormat, scale: float) -> float:
-    """Sum of the squares of all finite numbers, each divided by `scale` first."""
-    total = 0.0
-    for bits in pieces:
-        values = _numbers(bits.view(f"i{bits.itemsize}"), form)
-        values = values[np.isfinite(values)] / scale
-        total += float(values @ values)
-    return total
+def _squares(values: npt.NDArray[np.float64], form: NumberFormat) -> npt.NDArray[np.float64]:
+    """Sums of the squares of small, other and large numbers; see `digest_operators.Found`."""
+    if form.width < 64:
+        return np.array([0, values @ values, 0])
+    size = np.abs(values)
+    small, large = size < VANISHING, size > 1 / VANISHING
+    parts = values[small] * SCALE, values[~small & ~large], values[large] / SCALE
+    return np.array([part @ part for part in parts])

@@ -157,7 +157,8 @@ def _on_accelerator(device: str, parts: list[str]) -> Iterator[None]:
     if activity is None or activity not in profiling.supported_activities():
         yield
         return
-    profiler = profiling.profile(activities=[activity])
+    # Without `acc_events` torch warns of lost events at the first cycle, which here is the only one.
+    profiler = profiling.profile(activities=[activity], acc_events=True)
     try:
         with _silent_kineto():
             profiler.start()

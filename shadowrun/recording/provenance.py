@@ -15,6 +15,7 @@ import torch
 
 from shadowrun.platforms.device import resolve
 from shadowrun.platforms.fingerprint import versions
+from shadowrun.recording.waiting_digests import packed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from shadowrun.recording.digests import Packed
+    from shadowrun.recording.waiting_digests import Awaited
 
 __all__ = ["Provenance", "at_start"]
 
@@ -47,13 +49,14 @@ class Provenance:
     """Names and digests of the tensors that the program brought, and of the states of generators.
 
     Attributes:
-        digests: By name.
         changed: Whether there are new ones since this was last set to False.
     """
 
     def __init__(self) -> None:
-        self.digests: dict[str, str] = {}
+        self._digests: dict[str, str] = {}
         self.changed = False
+        # Digests of leaves, in their order, by name; None for those whose hashes are one.
+        self._waiting: list[tuple[str | None, Packed | Awaited | None]] = []
         self._names: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
         self._seen: set[int] = set()
         self._drawn_from: set[torch.device] = set()
@@ -63,7 +66,7 @@ class Provenance:
     def add(
         self,
         t: torch.Tensor,
-        digest: Packed | None,
+        digest: Packed | Awaited | None,
         modules: Iterable[tuple[str, nn.Module]],
         *,
         only_named: bool = False,
@@ -76,20 +79,36 @@ class Provenance:
             modules: All modules that the program called, with their paths.
             only_named: It counts if it is a parameter or buffer: any other may be a result that was not recorded.
         """
-        # Rung 0 of the ladder: a hash of all bits.
-        value = "" if digest is None else f"{int.from_bytes(digest[1][:8], sys.byteorder):016x}"
         name = self._name(t, modules)
         if only_named and not name:
             return
-        if name and name not in self.digests:
-            self.digests[name] = value
-        elif not name and self._n_inputs < _MAX_INPUTS:
-            self.digests[f"input:{self._n_inputs}"] = value
+        if not name and self._n_inputs < _MAX_INPUTS:
+            name = f"input:{self._n_inputs}"
             self._n_inputs += 1
-        elif not name:  # a program of many steps brings a batch in each
-            self._more.update(value.encode())
-            self.digests["input:more"] = self._more.hexdigest()[:_SHOWN]
+        if not name:  # a program of many steps brings a batch in each
+            self._waiting.append((None, digest))
+        elif name not in self._digests:
+            self._digests[name] = ""
+            self._waiting.append((name, digest))
         self.changed = True
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """By name; waits for those of an accelerator."""
+        waiting, self._waiting = self._waiting, []
+        for name, digest in waiting:
+            try:
+                known = packed(digest)
+            except RuntimeError:  # the device failed
+                known = None
+            # Rung 0 of the ladder: a hash of all bits.
+            value = "" if known is None else f"{int.from_bytes(known[1][:8], sys.byteorder):016x}"
+            if name is not None:
+                self._digests[name] = value
+            else:
+                self._more.update(value.encode())
+                self._digests["input:more"] = self._more.hexdigest()[:_SHOWN]
+        return self._digests
 
     def has_draw(self, device: torch.device) -> bool:
         """Whether `add_draw` was called for a device."""
@@ -108,20 +127,20 @@ class Provenance:
         # differ.
         name, state = f"generator:{platform.device}", platform.rng_state()
         # `cuda` and `cuda:0` are one device.
-        if state is not None and name not in self.digests:
-            self.digests[name] = hashlib.sha256(state.numpy().tobytes()).hexdigest()[:_SHOWN]
+        if state is not None and name not in self._digests:
+            self._digests[name] = hashlib.sha256(state.numpy().tobytes()).hexdigest()[:_SHOWN]
             self.changed = True
 
     def add_placement(self, t: torch.Tensor, text: str, modules: Iterable[tuple[str, nn.Module]]) -> None:
         """Note mesh and placements of a DTensor: by name of parameters, and those that there are of all others."""
         name = self._name(t, modules) if isinstance(t, torch.nn.Parameter) else ""
         key = f"placement:{name or 'input'}"
-        known = self.digests.get(key)
+        known = self._digests.get(key)
         if name or known is None:
             self.changed |= known != text
-            self.digests[key] = text
+            self._digests[key] = text
         elif text not in known.split("; ") and len(known) < _MAX_TEXT:
-            self.digests[key] = "; ".join(sorted([*known.split("; "), text]))
+            self._digests[key] = "; ".join(sorted([*known.split("; "), text]))
             self.changed = True
 
     def _name(self, t: torch.Tensor, modules: Iterable[tuple[str, nn.Module]]) -> str:

@@ -18,6 +18,7 @@ from shadowrun.intercept.torchapi import hidden_from_program, live_storage
 from shadowrun.recording.digests import pack
 from shadowrun.recording.model import N_SAMPLES, NONE, OUTPUTS_BYTES, Kind, output_name
 from shadowrun.recording.number_formats import NUMBER_FORMATS
+from shadowrun.recording.waiting_digests import is_capturing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
     from shadowrun.recording.block_buffer import BlockBuffer, LastRow
     from shadowrun.recording.data_flow import DataFlow
 
-__all__ = ["StepOutputs", "content_of", "is_captured"]
+__all__ = ["StepOutputs", "content_of"]
 
 _STEP_BYTES: Final = OUTPUTS_BYTES // 4
 # A step counts as so many bytes at least: to find a tensor takes some 0.1 ms, and there may be a million steps.
 _LEAST: Final = OUTPUTS_BYTES // 256
 _MAX_FAILURES: Final = 3
-_AT_ONCE: Final = 64
+_AT_ONCE: Final = (4, 16, 64)
 _MADE: Final = (Kind.RESULT, Kind.WRITTEN)
 
 
@@ -93,7 +94,8 @@ class StepOutputs:
         """Keep what the last call made whose first result was not freed."""
         calls = ([row for row in rows if row.kind in _MADE and row.n_rungs] for rows in buffer.waiting_calls())
         # Some at a time: mostly one of the last few is there, and each look goes over all storages.
-        while some := list(itertools.islice(calls, _AT_ONCE)):
+        sizes = itertools.chain(_AT_ONCE, itertools.repeat(_AT_ONCE[-1]))
+        while some := list(itertools.islice(calls, next(sizes))):
             places = flow.places({rows[0].number for rows in some if rows})
             for rows in some:
                 if rows and rows[0].number in places and live_storage(places[rows[0].number][0]) is not None:
@@ -101,15 +103,19 @@ class StepOutputs:
         return 0
 
     def _write(self, buffer: BlockBuffer, places: Mapping[int, tuple[int, int, int]]) -> int:
-        n_bytes = 0
+        n_bytes, kept = 0, {}
         for row in sorted(places):
             key, offset, form = places[row]
             storage, found = live_storage(key), buffer.form_key(form)
             if storage is None or found is None:
                 continue
             t = _tensor(storage, offset, *found)
-            if not 0 < t.numel() * t.itemsize <= min(_STEP_BYTES - n_bytes, self._left) or is_captured(t):
-                continue
+            known = t.dtype in NUMBER_FORMATS or t.is_complex()
+            if known and 0 < t.nbytes <= min(_STEP_BYTES - n_bytes, self._left) and not (t.is_cuda and is_capturing()):
+                kept[row] = t
+                n_bytes += t.numel() * t.itemsize
+        n_bytes = 0
+        for row, t in zip(kept, _on_host(list(kept.values())), strict=True):
             packed = pack(t)
             if packed is None:
                 continue
@@ -123,6 +129,25 @@ class StepOutputs:
         return n_bytes
 
 
+def _on_host(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors with their values on the CPU; those of an accelerator are fetched with one host sync."""
+    there = [t for t in tensors if not t.is_cpu]
+    if not there:
+        return tensors
+    raw = [_ints(t).view(-1).view(torch.uint8) for t in there]
+    fetched = torch.cat([t.to(raw[0].device) for t in raw]).cpu()
+    pieces = iter(torch.split(fetched, [len(t) for t in raw]))
+    # A copy of each: a piece may begin where no number of its dtype can.
+    return [t if t.is_cpu else next(pieces).clone().view(t.dtype).view(t.shape) for t in tensors]
+
+
+def _ints(t: torch.Tensor) -> torch.Tensor:
+    """The bits of a strided tensor, contiguous; any bit pattern is copied as it is."""
+    t = t.detach().resolve_conj().resolve_neg()
+    real = torch.view_as_real(t) if t.is_complex() else t
+    return real.view(NUMBER_FORMATS[real.dtype].ints).contiguous()
+
+
 def _is_sampled_whole(row: LastRow) -> bool:
     if row.kind == Kind.VIEW:
         return False
@@ -133,15 +158,7 @@ def _tensor(storage: Any, offset: int, dtype: torch.dtype, shape: torch.Size, st
     return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, stride)
 
 
-def is_captured(t: torch.Tensor) -> bool:
-    """Whether a CUDA graph is being captured: no value can be fetched then."""
-    return t.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
 def content_of(t: torch.Tensor) -> bytes:
     """The elements of a strided tensor, in the order of the contiguous one."""
-    t = t.detach().resolve_conj().resolve_neg()
-    real = torch.view_as_real(t) if t.is_complex() else t
-    # As integers: any bit pattern is copied as it is.
-    there = real.view(NUMBER_FORMATS[real.dtype].ints).contiguous().cpu()
+    there = _ints(t).cpu()
     return ctypes.string_at(there.data_ptr(), there.numel() * there.itemsize)

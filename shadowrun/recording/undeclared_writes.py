@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from shadowrun.intercept.plan import Action
-from shadowrun.intercept.torchapi import StorageWatch, storage_key
+from shadowrun.intercept.torchapi import StorageWatch, hidden_from_program, storage_key
 from shadowrun.native import core
 from shadowrun.native import tensors as native
-from shadowrun.recording.digests import pack
+from shadowrun.recording.digests import await_digest, pack
 from shadowrun.recording.recorder import context_key
 from shadowrun.replay.copies import tensors_in, written_to
 from shadowrun.replay.memory_effects import GUARD_BYTES, bytes_of, is_plain, is_power
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shadowrun.intercept.attribution import Origin
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.recording.digests import Packed
+    from shadowrun.recording.waiting_digests import Awaited, WaitingDigests
 
 __all__ = ["Overwritten", "Schedule", "UndeclaredWrites", "WatchSchedule", "Watched", "make_schedule", "may_watch"]
 
@@ -47,7 +48,7 @@ class Watched(NamedTuple):
         begin, end: In bytes from its start.
         written: Elements inside that the call may write to: offset, sizes and strides of tensors, in bytes, and the
             bytes of an element.
-        digest: Of all other bytes, before the call.
+        before: All other bytes, before the call: their digest, or a copy on an accelerator.
     """
 
     argument: int
@@ -55,7 +56,7 @@ class Watched(NamedTuple):
     begin: int
     end: int
     written: tuple[_PLACE, ...]
-    digest: bytes
+    before: bytes | torch.Tensor
 
 
 class Overwritten(NamedTuple):
@@ -71,17 +72,21 @@ class Overwritten(NamedTuple):
     argument: int
     tensor: torch.Tensor
     memory: torch.Tensor
-    digest: Packed | None
+    digest: Packed | Awaited | None
 
 
 class UndeclaredWrites:
     """Watches the memory of arguments in some calls. Not safe to use from several threads at once.
 
+    Args:
+        waiting: Has the digests of memory of accelerators.
+
     Attributes:
         schedule: Decides which calls; it outlasts a recording that is stopped and started again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, waiting: WaitingDigests) -> None:
+        self._waiting = waiting
         self.schedule = make_schedule()
         self._n_running = self._n_begun = 0
         self._others: dict[int, StorageWatch] = {}
@@ -129,16 +134,17 @@ class UndeclaredWrites:
         number, parts = watched
         if not parts or number != self._n_begun:  # another call has begun since
             return []
-        tensors, found = list(_tensors(args, kwargs)), []
+        tensors, left, found = list(_tensors(args, kwargs)), [], []
         for part in parts:
             t = tensors[part.argument]
             storage = t.untyped_storage()
-            if (storage.data_ptr(), storage.nbytes()) != part.storage:  # resized or exchanged
-                continue
-            if _digest(t, part.begin, part.end, part.written) != part.digest:
+            if (storage.data_ptr(), storage.nbytes()) == part.storage:  # else it was resized or exchanged
+                left.append((part, t))
+        for (part, t), changed in zip(left, hidden_from_program(_changed, left), strict=True):
+            if changed:
                 is_all = not part.written and bytes_of(t) == (part.begin, part.end) and t.is_contiguous()
                 memory = t if is_all else _memory(t, part.begin, part.end)
-                found.append(Overwritten(part.argument, t, memory, pack(memory)))
+                found.append(Overwritten(part.argument, t, memory, await_digest(memory, 0, self._waiting)))
         if found:
             self.schedule.watch_always(plan.index)
         return found
@@ -169,8 +175,8 @@ class UndeclaredWrites:
                 left -= end - begin
                 if left < 0:
                     return
-                digest = _digest(t, begin, end, inside)
-                yield Watched(argument, (storage.data_ptr(), storage.nbytes()), begin, end, inside, digest)
+                before = hidden_from_program(_state, t, begin, end, inside)
+                yield Watched(argument, (storage.data_ptr(), storage.nbytes()), begin, end, inside, before)
 
 
 def may_watch(plan: OpPlan) -> bool:
@@ -204,9 +210,12 @@ def _parts(
             yield begin, end, argument, tuple(inside)
 
 
-def _digest(t: torch.Tensor, begin: int, end: int, written: Sequence[_PLACE]) -> bytes:
-    """Digest of the bytes of a tensor's storage, but for elements that may be written to."""
+def _state(t: torch.Tensor, begin: int, end: int, written: Sequence[_PLACE]) -> bytes | torch.Tensor:
+    """The bytes of a tensor's storage but for elements that may be written to: digest, or a copy on an accelerator."""
     memory = _memory(t, begin, end)
+    if not memory.is_cpu and not written:
+        # No digest: that would be many more launches.
+        return memory.clone()
     if written:
         # On the host: torch writes to no tensor whose elements overlap.
         host = np.array(memory.cpu().numpy())
@@ -217,6 +226,19 @@ def _digest(t: torch.Tensor, begin: int, end: int, written: Sequence[_PLACE]) ->
         memory = torch.from_numpy(host)
     packed = pack(memory)
     return b"" if packed is None else packed[1]
+
+
+def _changed(parts: Sequence[tuple[Watched, torch.Tensor]]) -> list[bool]:
+    """Whether parts of storages are not as they were; for all that lie on an accelerator, with one host sync."""
+    on_device, found = [], []
+    for part, t in parts:
+        if isinstance(part.before, torch.Tensor):
+            on_device.append((part.before != _memory(t, part.begin, part.end)).any())
+            found.append(False)
+        else:
+            found.append(_state(t, part.begin, part.end, part.written) != part.before)
+    flags = iter(torch.stack(on_device).tolist() if on_device else ())
+    return [next(flags) if isinstance(p.before, torch.Tensor) else f for (p, _), f in zip(parts, found, strict=True)]
 
 
 def _memory(t: torch.Tensor, begin: int, end: int) -> torch.Tensor:

@@ -19,7 +19,7 @@ from shadowrun.intercept.torchapi import with_isolated_warnings
 from shadowrun.operators.cpu_only_ops import EQUIVALENTS
 from shadowrun.operators.vendor_ops import for_reference
 from shadowrun.platforms.streams import async_copies
-from shadowrun.replay.call import CallRun, argument
+from shadowrun.replay.call import IN_GRAPH, CallRun, argument
 from shadowrun.replay.comparator import Comparator, result_on_other_device
 from shadowrun.replay.context import BUDGET, ReplayContext
 from shadowrun.replay.copies import (
@@ -59,7 +59,6 @@ _CPU = torch.device("cpu")
 # A replay of `.item()` on the target would force a host sync; AdamW reads two numbers for each parameter.
 _READ_NUMBER = "aten::_local_scalar_dense"
 _NOT_READ = "reads a number on the CPU: on the target that would force a host sync"
-_IN_GRAPH = "recorded into a graph of the device: it does not run now"
 # The shape or value of these results depends on data: the target could not return without a host sync.
 _SYNCING_TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 _UNSEEN_WRITE = Verdict(
@@ -192,7 +191,7 @@ class AsyncPath:
         self._target_in_use = True
         # A captured call does not run now, so there are no values to copy; an event query would fail the capture.
         if self._transfers.is_capturing():
-            self.recorder.skip(call.plan.name, call.role.device_name, _IN_GRAPH)
+            self.recorder.skip(call.plan.name, call.role.device_name, IN_GRAPH)
             return self._target.run_user(call.plan, call.args, call.kwargs)
         if call.reason or not self._context.may_replay(call.plan):
             # The call is not copied, yet it may write: a kept copy of what it writes to would be a false mismatch.
@@ -244,7 +243,7 @@ class AsyncPath:
         # A program on a GPU reads many numbers from the CPU (AdamW its steps, twice for each parameter): to read them
         # from the GPU as well would sync each time.
         plan, role = call.plan, call.role
-        why_not = _IN_GRAPH if self._transfers.is_capturing() else ""
+        why_not = IN_GRAPH if self._transfers.is_capturing() else ""
         if plan.name == _READ_NUMBER and self._target_in_use and role.on_ref and not call.reason:
             why_not = _NOT_READ
         if why_not:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shadowrun.schedule.selection import Selection
 
 __all__ = [
+    "IN_GRAPH",
     "OVER_BUDGET",
     "Call",
     "CallRun",
@@ -131,6 +132,7 @@ class Call:
         return Call(self.plan, (), {}, self.role, self.origin, self.reason, self.context)
 
 
+IN_GRAPH = "recorded into a graph of the device: it does not run now"
 # Reading a member of an enum takes ten times as long as a global name.
 _RUN, _COUNT, _RECORD, _REGION = Treatment.RUN, Treatment.COUNT, Treatment.RECORD, Treatment.REGION
 _NO_VALUES, _REGION_KIND = OpKind.NO_VALUES, OpKind.REGION
@@ -147,6 +149,7 @@ class TreatmentPolicy:
 
     Attributes:
         running: The comparison runs.
+        in_graph: Calls are captured into a graph of the device, and do not run.
     """
 
     def __init__(self, recorder: RunSink, selection: Selection, *, replays: bool, budget: Budget | None) -> None:
@@ -156,6 +159,7 @@ class TreatmentPolicy:
         self._replays = replays
         self._budget = budget
         self.running = False
+        self.in_graph = False
 
     def treatment(self, call: Call) -> Treatment:
         """Decide what is done with a call, and set its origin, its reason and, with a budget, its signature.
@@ -165,6 +169,9 @@ class TreatmentPolicy:
         """
         if not self.running:
             return _RUN
+        if self.in_graph:
+            call.reason = IN_GRAPH
+            return _COUNT
         plan, role, selection = call.plan, call.role, self._selection
         kind, over = plan.kind, call.reason
         # The target may lack a call, fall back or return a wrong form: its own calls go to a path in any case.

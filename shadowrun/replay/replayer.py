@@ -122,7 +122,8 @@ class Replayer:
         self._warnings = WarningFilter()
         # Torch cannot construct a tensor subclass by its old constructor under a dispatch mode.
         self._constructor = SubclassConstructor()
-        self._graph_captures = GraphCaptures(target.device.type, self._before_capture)
+        accelerator = target if target.device.type != "cpu" else ref
+        self._graph_captures = GraphCaptures(accelerator.device.type, self._before_capture, self._after_capture)
         self.plans: dict[int, OpPlan] = {}
         self._ending = ""
         self._program_thread = 0
@@ -148,9 +149,7 @@ class Replayer:
             # What the program did between two blocks was not observed, so the twins may be stale.
             self._drift.clear()
         self.policy.running = True
-        # Only copies in flight are in the way of a capture.
-        if self._paths.asynchronous:
-            self._graph_captures.start()
+        self._graph_captures.start()
         roles, cpu, config = self._roles, self._roles.cpu, self._context.config
         if self._pass_through is not None:
             self._handler.pass_on()
@@ -189,10 +188,16 @@ class Replayer:
             self._postponed.forget()
 
     def _before_capture(self) -> None:
-        # No thread may query an event while a graph is captured, so all jobs end before.
-        with self.between_calls():
-            # Page-locked memory must not be freed during a capture: torch's allocator would query an event.
-            self._paths.free_copies()
+        try:
+            # No thread may query an event while a graph is captured, so all jobs end before.
+            with self.between_calls():
+                # Page-locked memory must not be freed during a capture: torch's allocator would query an event.
+                self._paths.free_copies()
+        finally:
+            self.policy.in_graph = True
+
+    def _after_capture(self) -> None:
+        self.policy.in_graph = False
 
     def end_program(self, why: str) -> None:
         """End the program at its next operator call: raise `StoppedAtFinding` there, and compare nothing any more.
@@ -358,7 +363,8 @@ class Replayer:
             self._recorder.skip(plan.name, call.role.device_name, call.reason)
             self._own_ns += _clock() - entered
             out = own_call(plan.run, args, kwargs)
-            if drift is not None and plan.kind is not OpKind.NO_VALUES:
+            # What is captured does not run now, and no copy of it can be made.
+            if drift is not None and plan.kind is not OpKind.NO_VALUES and not self.policy.in_graph:
                 # An unobserved call leaves twins with old values: they are made again from the program's.
                 drift.reseed(plan, CallRun(args, kwargs, out, 0))
             return out

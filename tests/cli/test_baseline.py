@@ -1,8 +1,6 @@
 """What a change broke (--baseline, --fail-on new), the first finding (--fail-fast), and `shadowrun known`."""
 
 import json
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from shadowrun.cli.main import main
 from shadowrun.errors import StoppedAtFinding, UsageError
 from shadowrun.run import Run
 from shadowrun.settings import KnownLine
+from tests import forked
 from tests.golden import sample
 
 PROGRAM = """
@@ -49,8 +48,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def shadowrun_run(*options, program=("p.py",)):
-    command = [sys.executable, "-m", "shadowrun", "run", "--target", "sim", *options, *program]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    return forked.shadowrun("run", "--target", "sim", *options, *program)
 
 
 def test_only_what_is_new_fails(folder):

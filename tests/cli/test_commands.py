@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import torch
 import shadowrun
 from shadowrun.cli.main import main
 from shadowrun.sim import CATALOGUE, PRESETS
+from tests import forked
 
 
 def read(name):
@@ -71,9 +71,8 @@ def test_coverage(capsys):
 
 def test_coverage_names_what_is_missing_and_fails(tmp_path):
     (tmp_path / "x.py").write_text("import torch; torch.ones(2).lerp_(torch.ones(2), 0.5); torch.ones(2).exp()")
-    command = [sys.executable, "-m", "shadowrun"]
-    subprocess.run([*command, "run", "--flaws", "missing-lerp", "--fail-on", "none", "x.py"], check=True)
-    done = subprocess.run([*command, "coverage", "--fail-under", "90"], capture_output=True, text=True, check=False)
+    assert forked.shadowrun("run", "--flaws", "missing-lerp", "--fail-on", "none", "x.py").returncode == 0
+    done = forked.shadowrun("coverage", "--fail-under", "90")
     assert done.returncode == 1
     assert re.search(r"^aten::lerp_\.Scalar +1 aten::lerp\.Scalar_out$", done.stdout, re.MULTILINE)
     assert "shadowrun: FAILED: operator coverage" in done.stderr
@@ -96,8 +95,7 @@ def test_all_flaws_and_presets_are_listed(capsys):
 
 
 def demo(*argv):
-    command = [sys.executable, "-m", "shadowrun", "demo", *argv]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    return forked.shadowrun("demo", *argv)
 
 
 def test_demo_finds_the_flaws(tmp_path):

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from shadowrun.cli.main import main
+from tests.cli.test_output_options import all_formats, check, check_all
 
 UNSEEDED = "import os, torch\ntorch.manual_seed(int.from_bytes(os.urandom(4), 'little'))\ntorch.rand(8) + 1\n"
 SEEDED = "import torch\ntorch.manual_seed(0)\ntorch.rand(8, 4) + 1\n"
@@ -43,13 +44,16 @@ def test_a_seeded_program_holds(tmp_path, script):
 
 
 def test_random_numbers_break_and_what_uses_them_lies_downstream(tmp_path, script, capsys):
-    status, report = report_of(tmp_path, "--runs", "2", "--fail-on", "run", script(UNSEEDED))
+    outputs = all_formats("determinism", tmp_path)
+    status, report = report_of(tmp_path, "--runs", "2", "--fail-on", "run", "-f", "md", *outputs, script(UNSEEDED))
     assert status == 1
+    check_all("determinism", tmp_path)
     assert operator(report, "aten::rand")["run to run"]["outcome"] == "breaks"
     assert operator(report, "aten::rand")["random"]
     assert operator(report, "aten::add.Tensor")["run to run"]["outcome"] == "downstream"
     printed = capsys.readouterr()
-    assert "torch.manual_seed" in printed.out
+    check("md", printed.out)
+    assert "torch.manual_seed" in (tmp_path / "all.txt").read_text(encoding="utf-8")
     assert "operators break by run" in printed.err
 
 

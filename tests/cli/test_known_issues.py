@@ -1,13 +1,12 @@
 """Ledger and tolerances as a user has them: files next to the program, and the exit status."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from shadowrun.cli.main import main
+from tests import forked
 
 PROGRAM = """
 import torch
@@ -39,8 +38,7 @@ def recorded(tmp_path_factory):
 def run(folder, *options):
     """In a process of its own: it has flaws."""
     flaws = "--flaws", "matmul-in-bf16,softmax-error"
-    command = [sys.executable, "-m", "shadowrun", "run", *flaws, *options, str(folder / "prog.py")]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
+    return forked.shadowrun("run", *flaws, *options, folder / "prog.py", folder=folder)
 
 
 @pytest.fixture

@@ -1,14 +1,12 @@
 """A device that a module or the program itself brings: `--import`, and a target that is awaited."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import shadowrun
+from tests import forked
 
 BRINGS = """
 import types, torch
@@ -37,10 +35,7 @@ def shell(tmp_path, monkeypatch):
 
     def run(*words, program=COMPUTES):
         Path("program.py").write_text(program, encoding="utf-8")
-        root = str(Path(shadowrun.__file__).parents[1])
-        env = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-        words = [sys.executable, "-P", "-m", "shadowrun", *words]
-        return subprocess.run(words, capture_output=True, text=True, check=False, env=env)
+        return forked.shadowrun(*words)
 
     return run
 

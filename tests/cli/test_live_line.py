@@ -13,6 +13,7 @@ import pytest
 
 import shadowrun
 from shadowrun.cli import live_line
+from tests import forked
 
 PROGRAM = """
     import os, sys, time, torch
@@ -88,13 +89,31 @@ def test_the_line_is_apart_from_the_programs_output_and_leaves_nothing(run):
 
 
 def test_it_can_be_asked_for_and_switched_off(run, tmp_path):
-    assert "\x1b7" not in run(CI="true")[0]
-    assert "\x1b7" not in run(TERM="dumb")[0]
     assert "\x1b7" not in run(SHADOWRUN_NO_PROGRESS="1")[0]
     assert "\x1b7" in run("--progress", CI="true")[0]
-    options = [sys.executable, "-m", "shadowrun", "run", "--target", "cpu[threads=1]", "--progress", "train.py"]
-    piped = subprocess.run(options, cwd=tmp_path, capture_output=True, text=True, check=True)
+    piped = forked.shadowrun("run", "--target", "cpu[threads=1]", "--progress", "train.py", folder=tmp_path)
+    assert piped.returncode == 0
     assert "\x1b" not in piped.stdout + piped.stderr
+
+
+@pytest.mark.parametrize(
+    ("asked", "term", "ci", "shown"),
+    [
+        (None, "xterm", "", True),
+        (None, "xterm", "true", False),
+        (True, "xterm", "true", True),
+        (None, "dumb", "", False),
+        (True, "dumb", "", False),
+        (False, "xterm", "", False),
+    ],
+)
+def test_where_it_is_shown(monkeypatch, asked, term, ci, shown):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setenv("CI", ci)
+    assert live_line.is_wanted(asked) == shown
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
+    assert not live_line.is_wanted(asked)
 
 
 def test_what_it_says():

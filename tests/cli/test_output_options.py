@@ -4,8 +4,6 @@ import argparse
 import csv
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ import shadowrun
 from shadowrun.cli import main as cli
 from shadowrun.cli.main import main
 from shadowrun.report import FORMATS, ISSUE_FORMATS
+from tests import forked
 from tests.studies.sweep.test_support_command import WRONG, write
 
 NO_REPORT = {
@@ -108,6 +107,16 @@ def check(form, text):
         assert text.startswith(start)
 
 
+def all_formats(name, folder):
+    """Options that have a command write its report in each format that it has."""
+    return [word for form in formats_of(name) for word in ("-o", f"{form}:{folder / f'all.{form}'}")]
+
+
+def check_all(name, folder):
+    for form in formats_of(name):
+        check(form, (folder / f"all.{form}").read_text(encoding="utf-8"))
+
+
 READING = {
     "report": ["report", "run"],
     "export": ["export", "run"],
@@ -143,10 +152,6 @@ MEASURING = {
     "run": ["run", "--target", "cpu[threads=1]", "-o", ..., "x.py"],
     "compile": ["compile", "-o", ..., "x.py"],
     "sweep": ["sweep", "--target", "cpu", "--ops", "sin", "--samples", "1", "--parts", "forward", "-o", ...],
-    "determinism": ["determinism", "--runs", "2", "-o", ..., "x.py"],
-    "mitigate": [
-        *("mitigate", "--platforms", "cpu cpu[threads=1]", "--only", "threads=1", "--runs", "0", "-o", ..., "x.py")
-    ],
     "study": ["study", "order", "--target", "cpu", "--shape", "sum=8", "-o", ...],
     "demo": ["demo", "--preset", "clean", "-o", ...],
 }
@@ -157,18 +162,18 @@ def test_every_format_of_what_measures(name, tmp_path):
     """It also prints the report, whatever files are named: in the format that -f asks for."""
     (tmp_path / "x.py").write_text(PROGRAM, encoding="utf-8")
     before, after = MEASURING[name][: MEASURING[name].index(...) - 1], MEASURING[name][MEASURING[name].index(...) + 1 :]
-    forms = formats_of(name)
-    outputs = [word for form in forms for word in ("-o", f"{form}:x.{form}")]
-    command = [sys.executable, "-m", "shadowrun", *before, "-f", "md", *outputs, *after]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=600)
+    done = forked.shadowrun(*before, "-f", "md", *all_formats(name, tmp_path), *after, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     check("md", done.stdout)
-    for form in forms:
-        check(form, (tmp_path / f"x.{form}").read_text(encoding="utf-8"))
+    check_all(name, tmp_path)
+
+
+TRIED_ELSEWHERE = ("determinism", "mitigate")
+"""Where their tests run them: each run is of many processes."""
 
 
 def test_every_command_with_a_report_is_tried():
-    assert {name.partition(" ")[0] for name in (*READING, *MEASURING)} == set(REPORTS)
+    assert {*(name.partition(" ")[0] for name in (*READING, *MEASURING)), *TRIED_ELSEWHERE} == set(REPORTS)
 
 
 @pytest.mark.parametrize("name", ["report", "coverage", "static", "support", "platforms"])
@@ -217,3 +222,15 @@ def test_the_summary_of_a_step_is_appended_to(files, tmp_path, monkeypatch, caps
     assert summary.stat().st_size <= 2**20
     assert "more lines: a summary has 1 MiB" in summary.read_text(encoding="utf-8")
     assert capsys.readouterr().out == ""
+
+
+def test_a_page_that_a_file_gets_is_not_printed_too(files, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    argv = ["classes", str(files / "c.shadowrec"), str(files / "d.shadowrec"), "-f", "html"]
+    assert main([*argv, "-o", "page.html"]) == 0
+    assert capsys.readouterr().out == ""
+    check("html", Path("page.html").read_text(encoding="utf-8"))
+    assert main([*argv, "-o", "table.csv"]) == 0
+    check("html", capsys.readouterr().out)
+    assert main([*argv, "-o", "html:-"]) == 0
+    check("html", capsys.readouterr().out)

@@ -12,6 +12,7 @@ import pytest
 
 import shadowrun
 from shadowrun.cli.main import main
+from tests import forked
 
 TRAIN = """
     import sys, torch
@@ -271,7 +272,7 @@ def test_killed_run_leaves_a_data_file(program):
         os.kill(os.getpid(), signal.SIGKILL)
         """
     )
-    assert shell("run", "--target", "cpu[threads=1]", script).returncode == -signal.SIGKILL
+    assert forked.shadowrun("run", "--target", "cpu[threads=1]", script).returncode == -signal.SIGKILL
     assert "aten::relu" in {record.call.op for record in shadowrun.load(".shadowrun").records()}
 
 
@@ -287,30 +288,30 @@ LERP = """
 def test_flaws_and_the_gate(program):
     script = program(LERP)
     flaws = ["--target", "npu", "--flaws", "missing-lerp,maximum-drops-nan"]
-    run = shell("run", *flaws, script)
+    run = forked.shadowrun("run", *flaws, script)
     assert run.returncode == 1, run.stderr
     assert run.stdout.startswith("done [0.5, 0.5, 0.5, 0.5]\n")
     assert "shadowrun: FAILED: 1 unsupported, 1 mismatch" in run.stderr
     assert "shadowrun:   unsupported: aten::lerp_.Scalar" in run.stderr
     assert "shadowrun:   mismatch: aten::maximum" in run.stderr
     assert shadowrun.load(".shadowrun").info.target == "npu"
-    assert shell("run", *flaws, "--fail-on", "fallback,slow", script).returncode == 0
-    assert shell("run", *flaws, "--fail-on", "none", script).returncode == 0
-    assert shell("run", "--preset", "clean", script).returncode == 0
+    assert forked.shadowrun("run", *flaws, "--fail-on", "fallback,slow", script).returncode == 0
+    assert forked.shadowrun("run", *flaws, "--fail-on", "none", script).returncode == 0
+    assert forked.shadowrun("run", "--preset", "clean", script).returncode == 0
 
     # The gate is about findings, whatever the program's own status.
     failing = program(LERP + "    raise SystemExit(5)\n", "failing.py")
-    assert shell("run", *flaws, failing).returncode == 1
-    assert shell("run", *flaws, "--fail-on", "none", failing).returncode == 5
+    assert forked.shadowrun("run", *flaws, failing).returncode == 1
+    assert forked.shadowrun("run", *flaws, "--fail-on", "none", failing).returncode == 5
 
 
 def test_unknown_flaw_and_preset(program):
     script = program(LERP)
-    run = shell("run", "--target", "sim", "--flaws", "missing-lrep", script)
+    run = forked.shadowrun("run", "--target", "sim", "--flaws", "missing-lrep", script)
     assert run.returncode == 2
     assert "missing-lrep" in run.stderr
     assert "Did you mean 'missing-lerp'?" in run.stderr
-    run = shell("run", "--target", "sim", "--preset", "yung", script)
+    run = forked.shadowrun("run", "--target", "sim", "--preset", "yung", script)
     assert run.returncode == 2
     assert "Did you mean 'young'?" in run.stderr
 
@@ -335,10 +336,14 @@ def test_a_program_that_does_not_name_sim_does_not_see_it(tmp_path):
     (tmp_path / "places.py").write_text("DEVICE = 'sim'\n")
     (tmp_path / "named.py").write_text("from places import DEVICE\n" + ACCELERATORS)
     (tmp_path / "told.py").write_text("import sys; DEVICE = sys.argv[1]\n" + ACCELERATORS)
-    assert shell("run", "--target", "sim", tmp_path / "plain.py").stdout.startswith("False cpu\n")
-    assert shell("run", "--target", "sim", "--flaws", "missing-lerp", tmp_path / "plain.py").stdout.startswith("False ")
-    assert shell("run", "--target", "sim", tmp_path / "named.py").stdout.startswith("True sim:0\n")
-    assert shell("run", "--target", "sim", tmp_path / "told.py", "sim").stdout.startswith("True sim:0\n")
+
+    def printed(*words):
+        return forked.shadowrun("run", "--target", "sim", *words).stdout
+
+    assert printed("plain.py").startswith("False cpu\n")
+    assert printed("--flaws", "missing-lerp", "plain.py").startswith("False ")
+    assert printed("named.py").startswith("True sim:0\n")
+    assert printed("told.py", "sim").startswith("True sim:0\n")
 
 
 def test_a_data_file_that_cannot_be_made_ends_in_one_line(program, capsys):

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import shadowrun
+from shadowrun.cli import demo_models
+from shadowrun.intercept import call_sites
 from shadowrun.report.descriptions import short_site
 
 LIBRARY = """
@@ -72,6 +74,16 @@ def test_a_line_of_the_user_s_own_stays_alone():
         optimizer.step()
     (site,) = sites(run)
     assert "(" not in site
+
+
+def test_the_demo_s_lines_are_the_user_s_where_shadowrun_is_installed_too(monkeypatch):
+    monkeypatch.setattr(call_sites, "_PACKAGES", call_sites._OWN)  # as where a wheel puts it
+    images, labels = torch.ones(32, 8, 8), torch.zeros(32, dtype=torch.long)
+    with shadowrun.compare("cpu[threads=1]") as run:
+        list(demo_models.train_digits(images, labels, 1))
+    found = {record.call.site.partition(":")[0] for record in run.records()}
+    assert found == {"cli/demo_models.py"}
+    assert all("(" not in site for site in sites(run)), "no line of a library"
 
 
 @pytest.mark.parametrize(

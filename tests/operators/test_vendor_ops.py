@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import shadowrun
 from shadowrun import Status
-from shadowrun.operators.vendor_ops import COUNTERPARTS
+from shadowrun.intercept.plan import make_plan
+from shadowrun.operators.vendor_ops import COUNTERPARTS, for_reference
 
 aten = torch.ops.aten
 
@@ -65,6 +67,59 @@ def test_flash_attention(causal):
     grads = COUNTERPARTS["aten::_scaled_dot_product_flash_attention_backward"](grad, *qkv, *saved, scale=0.3)
     for a, b in zip(grads, wanted, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def attention_backward(grad, q, k, v, out, causal, scale):
+    """Algorithm 4 of FlashAttention, in float64, for as many heads of keys as of queries."""
+    grad, q, k, v, out = (t.double() for t in (grad, q, k, v, out))
+    scores = q @ k.mT * scale
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+    p = scores.softmax(-1)
+    ds = p * (grad @ v.mT - (grad * out).sum(-1, keepdim=True))
+    return ds @ k * scale, ds.mT @ q * scale, p.mT @ grad
+
+
+def test_the_backward_of_flash_attention_starts_from_the_saved_output():
+    """A query that sees one key has no gradient but that of the rounding of its output."""
+    qkv, grad, out, _ = attention(True, None)
+    q, k, v, grad, out = (t.bfloat16() for t in (*qkv, grad, out))
+    saved = (out, None, None, None, 8, 8, 0.0, True, None, None)
+    found = COUNTERPARTS["aten::_scaled_dot_product_flash_attention_backward"](grad, q, k, v, *saved, scale=0.3)
+    for a, b in zip(found, attention_backward(grad, q, k, v, out, True, 0.3), strict=True):
+        assert a.dtype is torch.bfloat16
+        torch.testing.assert_close(a.double(), b, rtol=0.01, atol=1e-6)
+    other = (out * 2, *saved[1:])
+    again = COUNTERPARTS["aten::_scaled_dot_product_flash_attention_backward"](grad, q, k, v, *other, scale=0.3)
+    assert not torch.equal(again[0], found[0])
+
+
+def test_heads_of_queries_that_share_a_head_of_keys():
+    q, k, v, grad = seeded((2, 6, 8, 16), *[(2, 3, 8, 16)] * 2, (2, 6, 8, 16))
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    out = F.scaled_dot_product_attention(*leaves, enable_gqa=True)
+    wanted = torch.autograd.grad(out, leaves, grad)
+    saved = (out.detach(), None, None, None, 8, 8, 0.0, False, None, None)
+    qkv = [t.detach() for t in leaves]
+    found = COUNTERPARTS["aten::_scaled_dot_product_flash_attention_backward"](grad, *qkv, *saved)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_attention_that_the_program_allows_other_kernels_for():
+    (qkv, _, out, _) = attention(True, None)
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
+        with pytest.raises(RuntimeError):
+            F.scaled_dot_product_attention(*qkv, is_causal=True, scale=0.3)
+        found = COUNTERPARTS["aten::_scaled_dot_product_cudnn_attention"](*qkv, None, True, 0.0, True, scale=0.3)
+    torch.testing.assert_close(found[0], out)
+
+
+def test_log_sigmoid_without_the_buffer_of_the_cpu():
+    x, grad = seeded((4, 6), (4, 6))
+    run = for_reference(make_plan(aten.log_sigmoid_backward.default, 0)).run
+    for buffer in (torch.empty(0), aten.log_sigmoid_forward(x)[1]):
+        torch.testing.assert_close(run(grad, x, buffer), grad * (-x).sigmoid())
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -263,3 +318,41 @@ def test_results_without_a_gradient_asked_for_may_have_any_value(give_sim):
         aten._fused_rms_norm_backward(grad, x, [6], rstd, weight, [False, True])
     (record,) = run.records(op="*rms_norm*")
     assert record.verdict.status is Status.MATCH, record.verdict
+
+
+@pytest.mark.parametrize("name", ["_softmax", "_log_softmax"])
+def test_softmax_of_16_bits_into_float32(name):
+    (x,) = seeded((4, 6), dtype=torch.float16)
+    forward = for_reference(make_plan(getattr(aten, name).default, 0)).run
+    out = forward(x, 1, True)
+    assert out.dtype is torch.float32
+    assert torch.equal(out, getattr(torch, name[1:])(x.float(), 1))
+    assert forward(x, 1, False).dtype is torch.float16
+    backward = for_reference(make_plan(getattr(aten, f"{name}_backward_data").default, 0)).run
+    grad = torch.ones(4, 6) * torch.arange(6)
+    found = backward(grad, out, 1, torch.float16)
+    leaf = x.float().requires_grad_()
+    (wanted,) = torch.autograd.grad(getattr(torch, name[1:])(leaf, 1), leaf, grad)
+    assert found.dtype is torch.float16
+    torch.testing.assert_close(found, wanted.half())
+
+
+def test_counts_of_integers():
+    x = torch.tensor([0, 1, 1, 3, 3, 3], dtype=torch.int32)
+    found = for_reference(make_plan(aten.histc.default, 0)).run(x, 4, 0, 3)
+    assert found.dtype is torch.int32
+    assert found.tolist() == [1, 2, 0, 3]
+
+
+@pytest.mark.parametrize(
+    "shapes", [((8, 8), (2, 8, 16)), ((2, 8, 8), (8, 16)), ((8, 16), (16, 8)), ((2, 8, 8), (2, 8, 8))]
+)
+def test_grouped_products_in_float64(shapes):
+    a, b = seeded(*shapes, dtype=torch.float64)
+    ends = {(2, 3): 8, (3, 2): 16, (2, 2): 16}.get((a.dim(), b.dim()))
+    offs = None if ends is None else torch.tensor([ends // 2, ends], dtype=torch.int32)
+    run = for_reference(make_plan(aten._grouped_mm.default, 0)).run
+    found = run(a, b, offs)
+    assert found.dtype is torch.float64
+    narrow = run(a.bfloat16(), b.bfloat16(), offs)
+    torch.testing.assert_close(found, narrow.double(), rtol=0.05, atol=0.1)

@@ -1,14 +1,11 @@
 """A real device that every torch wheel has: `lazy`, whose bugs are real ones too. Each scenario in its own process."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from shadowrun.platforms import torchplatform
+from tests import forked
 
 if not torchplatform.lazy_available():
     pytest.skip("this torch was built without lazy tensors", allow_module_level=True)
@@ -51,21 +48,11 @@ def train(make, device, steps=2, optimizer=lambda ps: torch.optim.SGD(ps, lr=0.1
     return losses, [p.detach().cpu().tolist() for p in model.parameters()], torch.get_rng_state().tolist()
 """
 
-ROOT = Path(__file__).parents[2]
-
 
 def in_process(body, **environment):
     """Run a script; it prints one JSON value."""
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + body],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = forked.script(PRELUDE + body, **environment)
+    assert done.returncode == 0, done.stdout[-3000:]
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -250,6 +237,5 @@ def test_a_program_that_starts_the_lazy_device_itself(tmp_path):
         "try: torch._lazy.ts_backend.init()\n"
         "except RuntimeError as error: print('twice', 'multiple backend fallbacks' in str(error))\n"
     )
-    command = [sys.executable, "-m", "shadowrun", "run", "--target", "lazy", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path)
+    done = forked.shadowrun("run", "--target", "lazy", script, folder=tmp_path)
     assert done.stdout.startswith("tensor([2., 2.])\ntwice True\n"), done.stderr

@@ -19,10 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shadowrun.native import core
 from shadowrun.numerics.ladder import ladder
 from shadowrun.recording import digests
-from shadowrun.recording.digest_operators import digest_by_operators
-from shadowrun.recording.digests import Digest, digest, digest_rows, pack, unpack
+from shadowrun.recording.digest_operators import digest_parts
+from shadowrun.recording.digests import Digest, Packed, digest, digest_rows, pack, unpack
 from shadowrun.recording.model import RESULT, sample_positions
 from shadowrun.recording.number_formats import NUMBER_FORMATS, Encoding
+from shadowrun.recording.waiting_digests import WaitingDigests, way_on
 
 REAL = sorted(NUMBER_FORMATS, key=str)
 COMPLEX = [torch.complex32, torch.complex64, torch.complex128]
@@ -56,9 +57,10 @@ def agree(found: Digest, wanted: Digest) -> None:
     assert found.norm == pytest.approx(wanted.norm, rel=1e-12, abs=0, nan_ok=True)
 
 
-def by_operators(t: torch.Tensor) -> Digest:
-    flat = t.reshape(-1)
-    return unpack(digest_by_operators(flat, NUMBER_FORMATS[t.dtype], 0, 0, sample_positions(flat.numel())))
+def by_operators(t: torch.Tensor, n_rows: int = 0, memory_bytes: int = 1 << 16) -> Packed:
+    """As on an accelerator."""
+    n_leading = t.shape[0] if t.dim() else 0
+    return WaitingDigests(memory_bytes).add(t, min(n_rows, n_leading), n_leading, 1).get()
 
 
 def by_c(t: torch.Tensor, instructions: str) -> Digest:
@@ -110,7 +112,8 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
 @settings(max_examples=300, deadline=None)
 def test_all_ways_agree(t):
     wanted = by_definition(t)
-    agree(by_operators(t), wanted)
+    if t.numel():
+        agree(unpack(by_operators(t)), wanted)
     agree(by_numpy(t), wanted)
     agree(digest(t), wanted)
     for instructions in instruction_sets():
@@ -124,7 +127,7 @@ def test_large_tensors_agree(dtype, n):
     t = random_bits(dtype, (n,), special=0.01)
     wanted = by_definition(t)
     agree(digest(t), wanted)
-    agree(by_operators(t), wanted)
+    agree(unpack(by_operators(t)), wanted)
     agree(by_numpy(t), wanted)
 
 
@@ -160,7 +163,7 @@ def test_every_number_of_8_and_16_bits(dtype):
     form = NUMBER_FORMATS[dtype]
     t = torch.arange(1 << form.width, dtype=torch.int32).to(form.ints).view(dtype)
     wanted = by_definition(t)
-    agree(by_operators(t), wanted)
+    agree(unpack(by_operators(t)), wanted)
     agree(by_numpy(t), wanted)
     for instructions in instruction_sets():
         agree(by_c(t, instructions), wanted)
@@ -251,7 +254,7 @@ def test_numbers_of_a_small_tensor():
 def test_norm_of_numbers_whose_squares_leave_the_range(scale):
     t = torch.tensor([3.0, 4.0, float("nan"), float("inf")], dtype=torch.float64) * scale
     assert digest(t).norm == 5 * scale
-    assert by_operators(t).norm == 5 * scale
+    assert unpack(by_operators(t)).norm == 5 * scale
     assert by_numpy(t).norm == pytest.approx(5 * scale, rel=1e-15)
 
 
@@ -268,9 +271,9 @@ def test_rows_have_ladders_of_their_own(dtype, shape, monkeypatch):
         assert found.shape == (len(rows), n_rungs)
         assert found.tolist() == [digest(row.clone()).rungs.tolist() for row in rows]
         assert digest_rows(t, 0).shape == (0, n_rungs)
-    flat, n_rows = t.reshape(-1), len(t) if shape else 0
-    *_, of_rows = digest_by_operators(flat, NUMBER_FORMATS[dtype], n_rows, len(rows), sample_positions(flat.numel()))
-    assert np.frombuffer(of_rows, np.uint64).tolist() == found.reshape(-1).tolist()
+    for memory_bytes in (1 << 16, 1 << 21):  # rows one by one and in pieces; all at once
+        *_, of_rows = by_operators(t, 4, memory_bytes) if t.numel() else (b"",)
+        assert np.frombuffer(of_rows, np.uint64).tolist() == (found.reshape(-1).tolist() if t.numel() else [])
     assert found.tolist() == digest_rows(t.unsqueeze(-1).expand(*shape, 2)[..., 0], 4).tolist()
 
 
@@ -371,28 +374,17 @@ def test_an_accelerator_digests_where_the_tensor_lies(dtype, data, clean_sim, mo
     t = random_bits(real, (n, 2), data.draw(st.integers(0, 100)), 0.1)
     t = torch.view_as_complex(t) if dtype.is_complex else t
     t = t if data.draw(st.booleans()) else t[::2]
-    monkeypatch.setattr(digests, "_lack_operators", set())
+    assert way_on("sim", real) is digest_parts
     fetched = []
     cpu = torch.Tensor.cpu
     monkeypatch.setattr(torch.Tensor, "cpu", lambda self: (fetched.append(self.nbytes), cpu(self))[1])
     found = pack(t.to("sim"), 3)
     monkeypatch.undo()
-    assert sum(fetched) < 8000
+    assert len(fetched) == 1
+    # Of floats of 8 bits, counts of 256 codes for the tensor and for each row.
+    assert sum(fetched) < (12_000 if NUMBER_FORMATS[real].encoding is Encoding.CODES else 8000)
     agree(unpack(found), unpack(pack(t, 3)))
     assert found[3] == pack(t, 3)[3]
-
-
-def test_an_accelerator_that_lacks_an_operator_is_copied_from(clean_sim, monkeypatch):
-    def lacking(flat, *rest):
-        if not flat.is_cpu:
-            raise NotImplementedError("aten::__rshift__.Tensor")
-        return digest_by_operators(flat, *rest)
-
-    monkeypatch.setattr(digests, "_lack_operators", set())
-    monkeypatch.setattr(digests, "digest_by_operators", lacking)
-    t = torch.randn(100)
-    agree(digest(t.to("sim")), digest(t))
-    assert digests._lack_operators == {"sim"}
 
 
 def test_the_same_without_the_c_extension():

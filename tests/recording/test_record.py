@@ -391,7 +391,7 @@ def test_a_failure_of_ours_is_one_warning(path, monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("shadowrun.recording.call_results.pack", broken)
+    monkeypatch.setattr("shadowrun.recording.call_results.await_digest", broken)
     with warnings.catch_warnings(record=True) as warned, shadowrun.record(path) as run:
         warnings.simplefilter("always")
         x = torch.ones(3) + torch.ones(3)
@@ -424,13 +424,13 @@ def test_a_file_that_cannot_be_written_ends_the_recording(path, monkeypatch):
 def test_an_interrupt_in_the_middle_of_a_call_leaves_whole_calls(path, monkeypatch):
     calls = []
 
-    def interrupted(t, n_rows):
+    def interrupted(t, n_rows, _):
         calls.append(None)  # to hold the tensor would change what torch does with it
         if len(calls) == 4:
             raise KeyboardInterrupt
         return pack(t, n_rows)
 
-    monkeypatch.setattr("shadowrun.recording.call_results.pack", interrupted)
+    monkeypatch.setattr("shadowrun.recording.call_results.await_digest", interrupted)
     with pytest.raises(KeyboardInterrupt), shadowrun.record(path):
         for _ in range(3):
             torch.ones(3).topk(2)

@@ -32,12 +32,13 @@ from shadowrun.studies.campaign.claims import Claims
 from shadowrun.studies.campaign.combining import add_rows, combine
 from shadowrun.studies.campaign.draft import Library
 from shadowrun.studies.campaign.engine import Engine, _n_of
-from shadowrun.studies.campaign.folder import CHUNK, Folder, Settings, Shard
+from shadowrun.studies.campaign.folder import CHUNK, Folder, Settings
 from shadowrun.studies.campaign.ledger import new_lines
 from shadowrun.studies.campaign.script_jobs import _Writer
 from shadowrun.studies.campaign.store import CampaignStore
 from shadowrun.studies.campaign.tables import CampaignInfo, ResultRow, VariantRow
 from shadowrun.studies.campaign.tracing import Invalid, Values, trace
+from shadowrun.studies.shards import Shard
 from shadowrun.studies.zoo import program as zoo_program
 from shadowrun.studies.zoo.graph import Fill, Input, Runner, from_json
 from shadowrun.studies.zoo.program import program_of, read_zoo, write_zoo

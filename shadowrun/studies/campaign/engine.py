@@ -26,13 +26,14 @@ from shadowrun.store.atomic_write import atomic_write
 from shadowrun.studies.campaign.chunk_job import NO_PROGRAMS, run_chunk
 from shadowrun.studies.campaign.claims import Claims
 from shadowrun.studies.campaign.combining import add_rows
-from shadowrun.studies.campaign.folder import CHUNK, Folder, Shard
+from shadowrun.studies.campaign.folder import CHUNK, Folder
 from shadowrun.studies.campaign.store import CampaignStore
 from shadowrun.studies.campaign.work import Chunk, ChunkWork
 from shadowrun.studies.campaign.worker import ENTRY
 from shadowrun.studies.isolation.pool import Limits, Pool
 from shadowrun.studies.isolation.process import refuse_without_processes
 from shadowrun.studies.isolation.step import processor_seconds
+from shadowrun.studies.shards import Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

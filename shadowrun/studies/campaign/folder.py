@@ -12,17 +12,18 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from shadowrun.errors import DataFileError, UsageError, brief
+from shadowrun.errors import DataFileError, brief
 from shadowrun.limits import head
 from shadowrun.store.atomic_write import atomic_write, write_text
 from shadowrun.store.codec import decode_facts
 from shadowrun.studies.campaign.tables import CampaignInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["CHUNK", "Folder", "Settings", "Shard", "shard_of"]
+    from shadowrun.studies.shards import Shard
+
+__all__ = ["CHUNK", "Folder", "Settings"]
 
 CHUNK: Final = 100
 """Recipes in a chunk. All processes of a campaign must have the same: a shard is every n-th chunk."""
@@ -35,14 +36,6 @@ _PROGRAMS: Final = "programs.shadowzoo"
 _SHARDS: Final = "shards"
 _COMBINED: Final = "campaign.shadowcampaign"
 _SUFFIX: Final = ".shadowcampaign"
-# Variables of Slurm, Kubernetes, GitLab and CircleCI: number of a job, the lowest one or its variable, and the count.
-# Kubernetes says no count: it is given as ``--shard /N``, or as a variable of the pod.
-_ARRAYS: Final = (
-    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_COUNT"),
-    ("JOB_COMPLETION_INDEX", "0", "JOB_COMPLETIONS"),
-    ("CI_NODE_INDEX", "1", "CI_NODE_TOTAL"),
-    ("CIRCLE_NODE_INDEX", "0", "CIRCLE_NODE_TOTAL"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,24 +101,6 @@ class Settings:
             # Half: the process of a platform must time out before the worker that waits for it is killed.
             "call_limit_s": self.timeout_s / 2,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """A part of a campaign, which one process runs.
-
-    Attributes:
-        index: From 0.
-        of: Number of parts.
-    """
-
-    index: int = 0
-    of: int = 1
-
-    @property
-    def name(self) -> str:
-        """``3-of-8``, counted from 1."""
-        return f"{self.index + 1}-of-{self.of}"
 
 
 class Folder:
@@ -300,44 +275,6 @@ class Folder:
     def _write(self) -> None:
         facts = {"format": _FORMAT, "campaign": self.settings.campaign, **dataclasses.asdict(self.settings)}
         write_text(self.path / _SETTINGS, json.dumps(facts, indent=1) + "\n", shared=True)
-
-
-def shard_of(text: str | None, environment: Mapping[str, str]) -> tuple[Shard, str]:
-    """The part that this process runs, and where its number comes from.
-
-    Args:
-        text: ``3/8``, the third of eight; ``/8``, one of eight, whose number is in the environment; None for what the
-            environment says, which is everything outside of an array of jobs.
-        environment: Variables.
-
-    Raises:
-        UsageError: It is no shard.
-    """
-    given, slash, of = (text or "").partition("/")
-    if text is not None and (not slash or not of.isdecimal() or (given and not given.isdecimal())):
-        raise UsageError(f"--shard {text!r}: use I/N, from 1/N to N/N, or /N.", slug="bad-option")
-    if given:
-        return _shard(int(given) - 1, int(of), f"--shard {text}"), ""
-    for index, first, count in _ARRAYS:
-        n = of or environment.get(count, "")
-        if index in environment and n:
-            words = f"{index}={environment[index]}"
-            try:
-                # Arrays of Slurm may begin at any number.
-                low = int(environment.get(first, "0") if first.isidentifier() else first)
-                return _shard(int(environment[index]) - low, int(n), words), words
-            except ValueError:
-                raise UsageError(f"{words} is no number of a job: use --shard I/N.", slug="bad-option") from None
-    if of:
-        names = ", ".join(index for index, _, _ in _ARRAYS)
-        raise UsageError(f"--shard {text}: none of {names} is set. Use --shard I/N.", slug="bad-option")
-    return Shard(), ""
-
-
-def _shard(index: int, of: int, words: str) -> Shard:
-    if not 0 <= index < of:
-        raise UsageError(f"{words} is outside of {of} shards: use --shard I/N, from 1/N to N/N.", slug="bad-option")
-    return Shard(index, of)
 
 
 def _digest(path: Path) -> str:

@@ -25,7 +25,7 @@ import numpy as np
 from shadowrun.errors import DataFileError, brief
 from shadowrun.limits import read_toml
 from shadowrun.numerics.ladder import mantissa_of
-from shadowrun.recording.model import Key
+from shadowrun.recording.model import Key, Kind
 from shadowrun.recording.recording_file import read
 from shadowrun.store.atomic_write import atomic_write
 from shadowrun.studies.classes.equivalence import KEY_FIELDS, Output, classes_of, outputs_of
@@ -283,7 +283,7 @@ def _distance(platform: Platform, expected: KnownOutput) -> tuple[int, int, str]
     classes = classes_of([platform], expected.output)
     if classes is None:
         return None
-    value, mantissa, name = classes.values[0], mantissa_of(expected.dtype), expected.output.name
+    value, mantissa, name = classes.values[0], len(expected.ladder) - 1, expected.output.name
     if (value.form.dtype, value.form.shape) != (expected.dtype, expected.shape):
         return mantissa + 1, mantissa, f"{name}: {value.form.dtype}{list(value.form.shape)}"
     if len(value.ladder) != len(expected.ladder):  # a view in another dtype has the ladder of its base
@@ -314,8 +314,9 @@ def _output(entry: Mapping[str, Any]) -> KnownOutput:
     # Big-endian in the text, whatever this machine has: files are shared between machines.
     ladder = np.frombuffer(bytes.fromhex(text), ">u8").astype(np.uint64)
     dtype = _typed(entry["dtype"], str, "dtype")
-    # numpy would compare a ladder of one rung with any other, by broadcasting.
-    if len(ladder) != mantissa_of(dtype) + 1:
+    # A view in another dtype, such as the number of a tensor, has the ladder of its base.
+    wanted = {mantissa_of(dtype) + 1} if kind != Kind.VIEW else range(1, mantissa_of("float64") + 2)
+    if len(ladder) not in wanted:
         raise ValueError(f"a ladder of {len(ladder)} rungs for {dtype}, which has {mantissa_of(dtype) + 1}")
     return KnownOutput(Output(key, kind, position), dtype, tuple(int(size) for size in entry["shape"]), ladder)
 

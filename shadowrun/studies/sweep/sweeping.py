@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shadowrun.errors import DataFileError, UsageError
 from shadowrun.studies.isolation.pool import Pool, RemainingTask
 from shadowrun.studies.isolation.process import refuse_without_processes
+from shadowrun.studies.shards import Shard
 from shadowrun.studies.sweep.cases import ANY_DTYPE, PARTS, Case, CaseFinding, CaseOutcome, Kind, Part, Task
 from shadowrun.studies.sweep.coverage_file import ALL, CoverageFile, SweepInfo
 
@@ -48,7 +49,7 @@ class SweepRequest:
         source: Data file whose calls to sweep instead of torch's database.
         flaws: Flaws of the simulated target; None if it is not simulated.
         reset_command: Brings the device back; run after each case that ended its process.
-        shard: Number of the shard, from 1, and of how many: each has every so-manieth task.
+        shard: Its part: each has every so-manieth task.
         seconds: After these no further task is started; None for no limit.
     """
 
@@ -62,7 +63,7 @@ class SweepRequest:
     source: Path | None = None
     flaws: tuple[str, ...] | None = None
     reset_command: tuple[str, ...] = ()
-    shard: tuple[int, int] = (1, 1)
+    shard: Shard = Shard()  # noqa: RUF009 - frozen
     seconds: float | None = None
 
 
@@ -95,12 +96,13 @@ def plan(request: SweepRequest) -> Plan:
     else:
         calls = None
         tasks = list(_tasks_of_database(request))
-    number, of = request.shard
-    if tasks and not tasks[number - 1 :: of]:
+    index, of = request.shard.index, request.shard.of
+    if tasks and not tasks[index::of]:
         raise UsageError(
-            f"--shard {number}/{of}: there are {len(tasks)} tasks only, so this shard has none.", slug="sweep-nothing"
+            f"--shard {index + 1}/{of}: there are {len(tasks)} tasks only, so this shard has none.",
+            slug="sweep-nothing",
         )
-    tasks = tasks[number - 1 :: of]
+    tasks = tasks[index::of]
     if not tasks:
         raise UsageError(
             f"No operator fits --ops {','.join(request.ops) or '*'} in {', '.join(request.dtypes)}: "

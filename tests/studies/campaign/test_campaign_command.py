@@ -12,8 +12,9 @@ import pytest
 
 from shadowrun.cli.main import main
 from shadowrun.errors import DataFileError, UsageError
-from shadowrun.studies.campaign.folder import Folder, Shard, shard_of
+from shadowrun.studies.campaign.folder import Folder
 from shadowrun.studies.campaign.store import CampaignStore
+from shadowrun.studies.shards import Shard, shard_of
 from shadowrun.studies.zoo.program import program_of, write_zoo
 from tests.studies.campaign.programs import CONV, MLP
 

@@ -16,9 +16,10 @@ import pytest
 from shadowrun.errors import DataFileError, PlatformError
 from shadowrun.studies.campaign.combining import combine
 from shadowrun.studies.campaign.engine import Engine, Outcome, open_chunks
-from shadowrun.studies.campaign.folder import CHUNK, Folder, Settings, Shard
+from shadowrun.studies.campaign.folder import CHUNK, Folder, Settings
 from shadowrun.studies.campaign.store import CampaignStore
 from shadowrun.studies.campaign.work import Chunk
+from shadowrun.studies.shards import Shard
 from tests.studies.campaign.fake_worker import ENTRY, KNOBS
 
 SETTINGS = Settings(("cpu",), n=350, torch="2.13.0", timeout_s=60.0)

@@ -121,6 +121,16 @@ def test_values_end_right_below_the_last_finite_result():
             MUTATORS["edge"].apply(draft, params)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_the_edge_of_a_dtype(dtype):
+    graph = Graph((Input("x", (3, 4), dtype),), (Node(aten.exp.default, (Ref(-1),)),), (Ref(0),))
+    draft = Library({"exp": Program("exp", graph)}).draft("exp")
+    (found,) = {MUTATORS["edge"].propose(draft, Draw(n)) for n in range(20)} - {None}
+    (x,) = results(MUTATORS["edge"].apply(draft, found).graph)
+    assert x.isfinite().all()
+    assert x.max() > torch.finfo(dtype).max / 8
+
+
 def test_what_beta_zero_promises_not_to_read():
     draft = Library({"edges": Program("edges", EDGES)}).draft("edges")
     graph = MUTATORS["unread"].apply(draft, (1, "nan")).graph

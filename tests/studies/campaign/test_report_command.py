@@ -41,7 +41,9 @@ def test_the_figures_are_those_of_the_store(folder, tmp_path, capsys):
     assert "aten::mm  mismatch float" in capsys.readouterr().out
 
 
-def test_the_gate_and_what_is_new(folder, capsys):
+def test_the_gate_and_what_is_new(folder, tmp_path, capsys):
+    assert main(["campaign", "report", str(folder), "--fail-on", "mismatch", "-o", str(tmp_path / "r.html")]) == 1
+    assert capsys.readouterr().err.startswith("shadowrun: FAILED: 1 root cause")
     assert main(["campaign", "report", str(folder), "--fail-on", "mismatch"]) == 1
     assert main(["campaign", "report", str(folder), "--fail-on", "crash", "--before", str(folder)]) == 0
     assert "FAILED: 1 root cause" in capsys.readouterr().out

@@ -64,3 +64,18 @@ def test_a_known_result_passes_and_another_does_not(record, tmp_path):
     assert known.check(record("b.shadowrec"), file).known
     with pytest.raises(AssertionError, match=r"the nearest is .* bits agree"):
         known.check(record("c.shadowrec", noise=2**-20), file)
+
+
+def test_the_number_of_a_tensor_can_be_a_known_result(tmp_path):
+    def record(name, value):
+        x = torch.full((1,), value)
+        with shadowrun.record(tmp_path / name):
+            (x + 1).item()
+        return tmp_path / name
+
+    file = tmp_path / "known_classes.toml"
+    known.write_known(file, known.classes_to_know(load([record("a.shadowrec", 1.0)])))
+    # It is a float64, and a view of a float32, whose ladder it has.
+    assert known.check(record("b.shadowrec", 1.0), file).known
+    with pytest.raises(AssertionError, match=r"22 of 23 bits agree"):
+        known.check(record("c.shadowrec", 1 + 2**-22), file)

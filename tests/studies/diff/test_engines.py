@@ -1,10 +1,7 @@
 """Rows of two engines: step t of a decoder against position t of a prefill, and names that correspond."""
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +11,7 @@ from shadowrun.cli.main import main
 from shadowrun.recording.recording_file import read
 from shadowrun.studies.diff.names import NameMap, RowRule
 from shadowrun.studies.diff.recordings import diff_recordings
+from tests import forked
 from tests.studies.diff.kit import Tape
 
 X = np.arange(6, dtype=np.float32)
@@ -144,10 +142,10 @@ def engines(tmp_path_factory):
     folder = tmp_path_factory.mktemp("engines")
 
     def record(file, *words):
-        command = [sys.executable, "-m", "shadowrun", "record", "--rows", "16", "-o", file, str(ENGINES), *words]
-        # One thread: the order of additions then does not depend on the machine's cores.
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        # In a forked process, of one thread: the order of additions then does not depend on the machine's cores.
+        done = forked.shadowrun(
+            "record", "--rows", "16", "-o", file, ENGINES, *words, folder=folder, HF_HUB_OFFLINE="1"
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout.split()
 

@@ -8,6 +8,7 @@ import pytest
 
 from shadowrun.cli.main import main
 from shadowrun.cli.mitigate import _specs
+from tests.cli.test_output_options import all_formats, check, check_all
 
 PROGRAM = """
 import sys
@@ -66,10 +67,12 @@ def test_what_makes_instruction_sets_agree(script, tmp_path):
     assert len(list((tmp_path / "kept" / "float64").glob("*.shadowrec"))) == 2
 
 
-def test_a_platform_that_fails_is_a_row(script, tmp_path):
+def test_a_platform_that_fails_is_a_row(script, tmp_path, capsys):
     platforms = "cpu[threads=1] cpu[threads=2] cpu[isa=default]"
-    words = ("--platforms", platforms, "--only", "threads=1", "--runs", "0", "-o", "x.json", "-f", "json")
-    assert main(["mitigate", *words, script, "check"]) == 1
+    words = ("--platforms", platforms, "--only", "threads=1", "--runs", "0", "-o", "x.json", "-f", "md")
+    assert main(["mitigate", *words, *all_formats("mitigate", tmp_path), script, "check"]) == 1
+    check("md", capsys.readouterr().out)
+    check_all("mitigate", tmp_path)
     base, single = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))["trials"]
     for trial in (base, single):
         assert [p["outcome"] for p in trial["processes"]] == ["recorded", "recorded", "exit status 1"]

@@ -22,6 +22,13 @@ def empty_folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+def listed(capsys, *argv):
+    """The tasks of a sweep."""
+    capsys.readouterr()
+    assert main(["sweep", "--list", "--ops", "sin*", "--parts", "forward", *argv]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
 def refused(capsys, *argv):
     """What standard error says of a wrong use."""
     try:
@@ -46,6 +53,10 @@ def refused(capsys, *argv):
         (["--target", "sim", "--timeout", "-1"], "--timeout"),
         (["--target", "sim", "--memory", "nan"], "--memory"),
         (["--target", "sim", "--jobs", "many"], "--jobs"),
+        (["--target", "sim", "--shard", "0/2"], "outside of 2 shards"),
+        (["--target", "sim", "--shard", "two"], "use I/N"),
+        (["--target", "sim", "--shard", "1/" + "9" * 5000], "use I/N"),
+        (["--target", "sim", "--ops", "sin", "--shard", "9/9"], "this shard has none"),
         (["--target", "sim", "--fail-on", "everything"], "everything"),
         (["--target", "sim", "-o", "no/folder/x.json"], "folder"),
         (["--target", "sim", "--from", "none.shadowrun"], "data-file-missing"),
@@ -82,6 +93,19 @@ def test_list(capsys):
     assert ["softmax", "float32", "forward"] in lines
     assert ["softmax.with_dtype", "int64", "forward"] in lines
     assert not any(line[0] == "sin" for line in lines)
+
+
+def test_shards(capsys, monkeypatch):
+    """Together they have each task once; the number may be that of a job, where the shard asks for it."""
+    for name in ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX", "CIRCLE_NODE_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CI_NODE_INDEX", "2")  # as GitLab counts: from 1
+    monkeypatch.setenv("CI_NODE_TOTAL", "5")
+    whole = listed(capsys)
+    first, second = (listed(capsys, "--shard", f"{number}/2") for number in (1, 2))
+    assert len(whole) > 2
+    assert (first, second) == (whole[::2], whole[1::2])
+    assert listed(capsys, "--shard", "/2") == second
 
 
 def test_a_sweep_of_the_cpu_against_itself(capsys, empty_folder):

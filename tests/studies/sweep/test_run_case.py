@@ -146,6 +146,22 @@ def test_results_as_a_whole(bench):
     assert found.kind is Kind.FORM
 
 
+@pytest.mark.filterwarnings("ignore:.*other operators may also be overridden")
+def test_statistics_in_another_precision(bench, give_sim):
+    """CUDA keeps the statistics of 16-bit norms in float32: the results of the case have that dtype too."""
+
+    def norm(x, shape, weight, bias, eps):
+        out = torch.nn.functional.layer_norm(x.cpu(), shape, None, None, eps)
+        mean = x.cpu().float().mean(-1, keepdim=True)
+        rstd = (x.cpu().float().var(-1, correction=0, keepdim=True) + eps).rsqrt()
+        return out.to(x.device), mean.to(x.device), rstd.to(x.device)
+
+    give_sim("native_layer_norm", norm)
+    assert bench.call(lambda x: torch.native_layer_norm(x, [8], None, None, 1e-5), X.bfloat16()) == []
+    (found,) = bench.call(on("sim", lambda x: [x.exp(), x.float()], lambda x: [x.exp(), x]), X.bfloat16())
+    assert found.kind is Kind.FORM
+
+
 def test_another_way_to_the_same_result_is_no_mismatch(bench):
     """Torch has separate operators for some devices, which round differently."""
     assert bench.call(on("sim", lambda x: (x / 3).sum(0), lambda x: x.sum(0) / 3), X) == []

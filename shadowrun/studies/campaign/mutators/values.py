@@ -166,10 +166,12 @@ def _last_finite(draft: Draft, at: int, i: int, sign: float) -> float:
     node = draft.graph.nodes[at]
     args, kwargs = [draft.trace.given(a) for a in node.args], {k: draft.trace.given(v) for k, v in node.kwargs}
     x = args[i]
+    # In bfloat16 there are fewer, and a number between its greatest and infinity is refused.
+    per_octave = min(_PER_OCTAVE, round(1 / torch.finfo(x.dtype).eps))
 
     def size(step: int) -> float:
-        octave, part = divmod(step, _PER_OCTAVE)
-        return math.ldexp(1 + part / _PER_OCTAVE, octave)
+        octave, part = divmod(step, per_octave)
+        return math.ldexp(1 + part / per_octave, octave)
 
     def is_finite(step: int) -> bool:
         args[i] = torch.full_like(x, sign * size(step))
@@ -181,7 +183,7 @@ def _last_finite(draft: Draft, at: int, i: int, sign: float) -> float:
         return all(bool(t.isfinite().all()) for t in results if isinstance(t, torch.Tensor))
 
     # The greatest number of the dtype itself may be rounded up to infinity on the way.
-    low, high = 0, _edges(x.dtype)[0] * _PER_OCTAVE - 2
+    low, high = 0, _edges(x.dtype)[0] * per_octave - 2
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if not is_finite(low) or is_finite(high):
