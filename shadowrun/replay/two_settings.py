@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from shadowrun.replay.call import Call
     from shadowrun.replay.copies import Arguments
     from shadowrun.replay.executor import Executor
+    from shadowrun.replay.memory_effects import Looked
 
 __all__ = ["TwoSettingsPath"]
 
@@ -231,7 +232,8 @@ class TwoSettingsPath:
         try:
             # A match leaves all copies on the device: to look at memory they are as good there.
             if not different and actual.fallback is None:
-                times, looked = (expected.ns / 1000, actual.ns / 1000), None
+                times = expected.ns / 1000, actual.ns / 1000
+                looked: Looked | None = None
                 if comparator.effects.may_be_due(call.plan, call.context):
                     looked = with_isolated_warnings(comparator.look_at_memory, (), (call, pending.pristine))
                 if looked is None:
