@@ -80,8 +80,8 @@ RERUNS: Final = 3
 CERTAIN: Final = 0.8
 """Confidence from which an explanation is tried first on the next such call."""
 GUESSES: Final = 2
-"""How often in succession one of less confidence has to be the first that holds, before it is tried first: it might
-keep a better one away."""
+"""How often in succession one of less confidence has to be the first that holds, before it is tried first, if none was
+certain before: it might keep a better one away."""
 # With changing shapes each call is of another kind: memory must not grow with them.
 MAX_KNOWN: Final = 1024
 
@@ -145,8 +145,8 @@ def _first(
     """The hypothesis that held for such a call before, where it does again; else the first of the table that does."""
     known = {} if known is None else known
     hypothesis, explanation, times = known.get(key, (table[-1], "", 0))
-    enough = 1 if hypothesis.confidence >= CERTAIN else GUESSES
-    first = hypothesis in table and times >= enough
+    certain = hypothesis.confidence >= CERTAIN
+    first = hypothesis in table and times >= (1 if certain else GUESSES)
     # A training loop repeats a fault in each step; the full search would cost up to 46 runs of the oracle each time.
     if first and hypothesis.test(replace(call, known=explanation)) == explanation:
         return hypothesis, explanation
@@ -155,7 +155,9 @@ def _first(
         yield
         found = candidate.test(call)
         if found is not None:
-            if key in known or len(known) < MAX_KNOWN:
+            # A guess takes no place from what was certain once: it would keep it away from then on.
+            keeps = certain and times > 0 and candidate.confidence < CERTAIN
+            if not keeps and (key in known or len(known) < MAX_KNOWN):
                 known[key] = candidate, found, times + 1 if found == explanation else 1
             return candidate, found
     return table[-1], None

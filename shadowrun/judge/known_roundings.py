@@ -3,9 +3,9 @@
 A device whose products round their inputs to tf32 or bfloat16 is wrong in each product of a step, for one reason. The
 full ladder asks the oracle three times for each. Once it has named the reason, the next calls of the context run the
 operator once more on the CPU, on inputs rounded so, and are mismatches for the same reason where that explains the
-distance from the reference as well as it did, and the distance is as great as it was. The ladder judges the 2nd, 4th,
-8th … call of the context all the same, each that fits less well, and each that is farther from the reference than all
-calls of the context before.
+distance from the reference as well as it did, and the distance is as great as it was. The ladder judges the first call
+of each context, the 2nd, 4th, 8th … call of an operator all the same, each that fits less well, and each that is
+clearly farther from the reference than all calls of the context before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shadowrun.judge.patterns import MARGIN
 from shadowrun.judge.result_diff import flat_values
 from shadowrun.judge.rounding_bounds import rounding_bound
 from shadowrun.numerics.bits import plainly_equal
-from shadowrun.numerics.diff import native_diff
+from shadowrun.numerics.diff import diff
 from shadowrun.operators.case import tensors
 from shadowrun.operators.vendor_ops import evaluate
 from shadowrun.types import Status, TensorDiff, Verdict
@@ -36,6 +36,8 @@ __all__ = ["KnownRoundings"]
 MAX_CONTEXTS: Final = 4096
 BEYOND: Final = 8.0
 """How many times its limit the greatest excess was, so that no call with half of that distance can be rounding."""
+WORSE: Final = 1.25
+"""How much farther than all before a call is that is measured anew: of the calls of a finding, the worst is kept."""
 GROWN: Final = 1.5
 """How much less well the rounding may explain a call than it did when the ladder found it."""
 
@@ -62,7 +64,6 @@ class _Known:
     only_matrices: bool
     fits: dict[int, _Fit]
     worst: dict[int, float]
-    n_calls: int = 1
 
 
 class KnownRoundings:
@@ -70,20 +71,20 @@ class KnownRoundings:
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
+        self._n_calls: dict[tuple[str, str], int] = {}
 
     def learn(self, context: int, case: Case, verdict: Verdict, diffs: tuple[TensorDiff, ...]) -> None:
         """Remember what the ladder said of a call; any other verdict than rounded inputs forgets the context."""
         former = self._known.pop(context, None)
         rounded = verdict.status is Status.MISMATCH and verdict.explanation.startswith(ROUNDED_INPUTS)
-        # Of convolutions the ladder's own memory of causes decides between two that hold, and it has to see each call.
-        if not rounded or native_diff is None or case.mutated or case.facts.convolution or is_large(case):
+        if not rounded or case.mutated or is_large(case):
             return
         if len(self._known) >= MAX_CONTEXTS:
             self._known.clear()
+            self._n_calls.clear()
         known = _fitted(case, verdict, diffs)
         if known is not None:
             if former is not None:
-                known.n_calls = former.n_calls
                 known.worst = {k: max(d, former.worst.get(k, 0.0)) for k, d in known.worst.items()}
             self._known[context] = known
 
@@ -92,9 +93,10 @@ class KnownRoundings:
         known = self._known.get(context)
         if known is None:
             return None
-        known.n_calls += 1
+        key = case.op, known.verdict.explanation
+        self._n_calls[key] = n_calls = self._n_calls.get(key, 1) + 1
         # A power of two: the ladder looks again.
-        if not known.n_calls & (known.n_calls - 1) or len(case.actual) != len(case.expected):
+        if not n_calls & (n_calls - 1) or len(case.actual) != len(case.expected):
             return None
         diffs = _diffs(case, known.fits)
         values = None if diffs is None else _on_rounded_inputs(case, known.verdict.explanation, known.only_matrices)
@@ -104,13 +106,13 @@ class KnownRoundings:
         for k, fit in known.fits.items():
             now = _fit(case, k, values)
             # The worst call of a finding is captured, and only the ladder measures how bad a call is.
-            if now is None or not _is_alike(now, fit) or now.distance > known.worst[k]:
+            if now is None or not _is_alike(now, fit) or now.distance > WORSE * known.worst[k]:
                 return None
             diffs[k] = replace(diffs[k], n_mismatched=now.explained)
             shares.append(now.remaining)
         evidence = (
             f"known of this line: {max(shares):.2g} of the distance from the reference remains from what rounded "
-            f"inputs give, in call {known.n_calls} (judged in full: the first, 2nd, 4th, 8th …)"
+            f"inputs give (judged in full: each first call, and the 2nd, 4th, 8th … of {case.op})"
         )
         return replace(known.verdict, evidence=evidence), tuple(diffs.values())
 
@@ -147,15 +149,14 @@ def _is_alike(now: _Fit, then: _Fit) -> bool:
 
 def _diffs(case: Case, wrong: dict[int, _Fit]) -> dict[int, TensorDiff] | None:
     """Statistics of the results that differ; None where others do than those, or other classes of values."""
-    assert native_diff is not None
     found = {}
     for k, (name, a, e) in enumerate(zip(case.names, case.actual, case.expected, strict=True)):
         if not isinstance(a, torch.Tensor) or not isinstance(e, torch.Tensor):
             return None
         if plainly_equal(a, e):
             continue
-        d = native_diff(name, a, e) if k in wrong else None
-        if d is None or d.n_nan or d.n_inf:
+        d = diff(name, a, e) if k in wrong else None
+        if d is None or d.detail or d.n_nan or d.n_inf:
             return None
         found[k] = d
     return found if found.keys() == wrong.keys() else None

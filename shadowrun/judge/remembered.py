@@ -9,7 +9,7 @@ ladder, and the next ones are only measured. What is not certain from these figu
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
@@ -28,7 +28,7 @@ from shadowrun.operators.facts import ulp_bound
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shadowrun.judge.judgement import ToleranceOf
     from shadowrun.operators.case import Case, Value
@@ -66,11 +66,13 @@ class ContextBounds:
         results: For each result.
         is_enough: The diffs decide; False where each call also has to be counted, or another run compared.
         passed_subnormals: The oracle passed results with zeros against subnormal numbers, so there is an oracle.
+        native: The same in C (native/compare_close.c); None where only Python judges.
     """
 
     results: tuple[ResultBound, ...]
     is_enough: bool
     passed_subnormals: bool = False
+    native: Any = None
     _verdicts: dict[tuple[int, int], Verdict] = field(default_factory=dict)
 
     def judge(
@@ -96,6 +98,12 @@ class ContextBounds:
                 first = self._verdict(k, d.max_ulp)
             diffs.append(d)
         return None if first is None else (first, tuple(diffs))
+
+    def for_native(self, make: Callable[..., Any] | None) -> Any:
+        """The same in C; None where the diffs do not decide, or without the part in C."""
+        if make is None or not self.is_enough:
+            return None
+        return make(tuple((r.max_ulp, r.of_operator, r.coarse) for r in self.results), ENOUGH, DIFFERING)
 
     def close(self, position: int, d: TensorDiff) -> Verdict | None:
         """MATCH for one result that passes by closeness; None where the ladder has to decide."""
@@ -132,14 +140,18 @@ class RememberedBounds:
 
     Args:
         tolerance: The user's tolerances, None where there are none; a result with one is never remembered.
+        make_native: Makes what C knows of the bounds of a context; None without it.
 
     Attributes:
         by_context: Bounds by the number of a context; None where each call climbs the ladder.
+        native: What C knows of them, by the same numbers.
     """
 
-    def __init__(self, tolerance: ToleranceOf | None) -> None:
+    def __init__(self, tolerance: ToleranceOf | None, make_native: Callable[..., Any] | None = None) -> None:
+        self._make_native = make_native
         self._tolerance: ToleranceOf = tolerance or (lambda _op, _dtype: None)
         self.by_context: dict[int, ContextBounds | None] = {}
+        self.native: dict[int, Any] = {}
 
     def learn(self, context: int, case: Case, verdict: Verdict, diffs: tuple[TensorDiff, ...]) -> None:
         """Remember what the ladder said of a call, if it passed."""
@@ -149,12 +161,17 @@ class RememberedBounds:
         if context not in known:
             if len(known) >= MAX_CONTEXTS:
                 known.clear()
-            known[context] = bounds_of(case, self._tolerance) if native_diff is not None else None
+                self.native.clear()
+            bounds = known[context] = bounds_of(case, self._tolerance) if native_diff is not None else None
+            if bounds is not None and (native := bounds.for_native(self._make_native)) is not None:
+                bounds.native = self.native[context] = native
         bounds = known[context]
         if bounds is not None and not bounds.passed_subnormals:
             # Rounded inputs of a long product show in all elements together only, which takes the oracle.
             short = all(n_terms(case, k) < MANY_TERMS for k in range(len(case.names)))
             bounds.passed_subnormals = short and any(d.n_subnormal and d.excess_actual >= 0 for d in diffs)
+            if bounds.passed_subnormals and bounds.native is not None:
+                bounds.native.pass_subnormals()
 
 
 def bounds_of(case: Case, tolerance: ToleranceOf) -> ContextBounds | None:

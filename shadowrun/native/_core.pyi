@@ -105,6 +105,14 @@ MAX_COPIED: int
 MAX_WRITTEN: int
 MAX_RETURNS: int
 
+class CloseBounds:
+    def __init__(self, results: tuple[tuple[int, bool, bool], ...], enough: float, differing: float, /) -> None: ...
+    def learn_form(
+        self, position: int, tensor: torch.Tensor, strides: tuple[int, ...], key: tuple[Any, ...], /
+    ) -> None: ...
+    def learn_verdict(self, position: int, ulp: int, key: tuple[Any, ...], /) -> None: ...
+    def pass_subnormals(self) -> None: ...
+
 class CompareHandler:
     state: int
     on_target: int
@@ -182,6 +190,7 @@ class RecordHandler:
         counts: bool,
         written: tuple[int, ...],
         is_item: bool,
+        is_random: bool,
         /,
     ) -> None: ...
     def remove_operator(self, operator: object, /) -> None: ...

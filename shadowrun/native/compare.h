@@ -1,4 +1,4 @@
-/* The handler of a comparison: what compare_handler.c and compare_call.c share. */
+/* The handler of a comparison: what compare_handler.c, compare_call.c and compare_close.c share. */
 
 #ifndef SHADOWRUN_COMPARE_H
 #define SHADOWRUN_COMPARE_H
@@ -34,6 +34,9 @@ typedef struct {
     PyObject *replay;         /* callable(run, args, kwargs): a replay */
     PyObject *shares_memory; /* callable(tensor, tensor) */
     PyObject *conclude, *failed, *unrecorded; /* callables: unequal or slow; replay failed; not recorded */
+    PyObject *bounds;         /* dict: number of a context to its CloseBounds */
+    PyObject *diff_rows;      /* list: rows of differences that wait to be written */
+    PyObject *verdict_numbers, *tensor_numbers; /* dicts: numbers of the rows that these refer to */
     PyObject *too_large; /* callable(plan, context, result): records a result that is; whether it did */
     PyObject *waited_for; /* bound method of the lock's gate; another after a fork */
     int state, on_target, clocked;
@@ -53,6 +56,20 @@ sr_result sr_find_context(SrCompareHandler *self, SrCall *call);
 /* Append the row of a call whose results are equal: 1; 0 where Python must look, since it was slow or its operator was
  * unequal before; `failed` is -1 with an exception. */
 int sr_add_match(SrCompareHandler *self, SrCall *call, long long ns, long long other_ns, int *failed);
+
+/* Whether Python must look at a call, since it was slow or its operator was unequal before. */
+int sr_needs_look(SrCompareHandler *self, SrCall *call, long long actual_ns, long long expected_ns);
+
+/* Append a row with a number from `sr_next_seq`; -1 with an exception. */
+int sr_add_row(
+    SrCompareHandler *self, long long seq, long long context, PyObject *verdict, long long ref_ns, long long target_ns, double drift);
+
+/* compare_close.c: record a call whose results differ within what its context passes: 1; 0 where Python must look; `failed`
+ * is -1 with an exception. `mine` and `others` are the `n` results of the program's run and of the replay. */
+enum { SR_MAX_CLOSE = 8 };
+int sr_add_close(
+    SrCompareHandler *self, SrCall *call, PyObject *const *mine, PyObject *const *others, Py_ssize_t n, long long ns, long long other_ns,
+    int *failed);
 
 /* Call `reporter` with the exception that is set; -1 where that is an interrupt, or the reporter failed. */
 int sr_report(PyObject *reporter, SrCall *call);

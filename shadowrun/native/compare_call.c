@@ -275,6 +275,49 @@ static PyObject *compare_run_again(SrCompareHandler *self, PyObject *run, PyObje
     return PyObject_Vectorcall(self->replay, given + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
 }
 
+/* Whether no other argument has the memory of the first, by another storage: `_is_apart` of replay/same_device.py. */
+static int compare_is_apart(PyObject *args, const SrCopies *copies) {
+    const char *begin = copies->at, *end = begin + copies->n_bytes;
+    for (Py_ssize_t i = 1; i < PyTuple_GET_SIZE(args); i++) {
+        PyObject *a = PyTuple_GET_ITEM(args, i);
+        SrTensor t;
+        if (a == Py_None || PyBool_Check(a) || PyLong_CheckExact(a) || PyFloat_CheckExact(a)) {
+            continue;
+        }
+        if (!sr_is_tensor(a) || !sr_read_tensor(a, &t) || !sr_is_contiguous(&t)) {
+            return 0;
+        }
+        const char *at = (char *)t.data + t.byte_offset;
+        if (at < end && begin < at + sr_n_bytes(&t)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* Record a call whose results are not equal but close; the rest as `sr_add_close`. */
+static int compare_close(
+    SrCompareHandler *self, SrCall *call, const SrCopies *copies, PyObject *out, PyObject *expected, long long ns, long long other_ns,
+    int *failed) {
+    SrOperator *operator = call->operator;
+    if (operator->route == SR_FRESH) {
+        return sr_add_close(self, call, &out, &expected, 1, ns, other_ns, failed);
+    }
+    if (operator->route == SR_IN_PLACE) {
+        PyObject *first = PyTuple_GET_SIZE(call->args) ? PyTuple_GET_ITEM(call->args, 0) : NULL;
+        if (first == NULL || operator->written[0] != 0 || copies->work == NULL || !copies_has_memory(first, copies->at, copies->shape) ||
+            !copies_has_memory(copies->work, copies->work_at, copies->shape) || !compare_is_apart(call->args, copies)) {
+            return 0;
+        }
+        return sr_add_close(self, call, &first, &copies->work, 1, ns, other_ns, failed);
+    }
+    if (operator->n_written || !PyTuple_CheckExact(out) || !PyTuple_CheckExact(expected) || PyTuple_GET_SIZE(out) != PyTuple_GET_SIZE(expected)) {
+        return 0;
+    }
+    return sr_add_close(
+        self, call, ((PyTupleObject *)out)->ob_item, ((PyTupleObject *)expected)->ob_item, PyTuple_GET_SIZE(out), ns, other_ns, failed);
+}
+
 /* Run the operator once more, compare, and record; -1 with an exception. */
 static int compare_replay(
     SrCompareHandler *self, SrCall *call, const SrCopies *copies, PyObject *out, PyObject *replay_args, long long ns) {
@@ -293,7 +336,11 @@ static int compare_replay(
     if (!failed) {
         PyErr_Clear(); /* of a value that could not be compared here: Python says so */
     }
-    if (!failed && !(equal && sr_add_match(self, call, ns, replay_ns, &failed))) {
+    int recorded = failed ? 0
+                   : equal ? sr_add_match(self, call, ns, replay_ns, &failed)
+                           : compare_close(self, call, copies, out, expected, ns, replay_ns, &failed);
+    if (!failed && !recorded) {
+        PyErr_Clear();
         PyObject *times = Py_BuildValue("(LL)", ns, replay_ns), *context = PyLong_FromLongLong(call->context);
         PyObject *buffers = compare_buffers(copies, call->operator->n_written), *done = NULL;
         PyObject *given[] = {call->operator->plan, context, call->args, call->kwargs, out,

@@ -1,6 +1,7 @@
 /* The handler of a comparison: calls on plain CPU tensors, which nearly all calls are.
  *
- * It does what intercept/dispatch.py, replay/replayer.py and recording/recorder.py do; compare_call.c compares a call.
+ * It does what intercept/dispatch.py, replay/replayer.py and recording/recorder.py do; compare_call.c compares a call, and
+ * compare_close.c records one whose results differ by no more than its context passes.
  */
 
 #include "compare.h"
@@ -85,23 +86,28 @@ int sr_report(PyObject *reporter, SrCall *call) {
 
 static double handler_microseconds(long long ns) { return ns < 0 ? -1.0 : (double)ns / 1000; }
 
-static int handler_add_row(SrCompareHandler *self, long long context, PyObject *verdict, long long ref_ns, long long target_ns, double drift) {
+int sr_add_row(
+    SrCompareHandler *self, long long seq, long long context, PyObject *verdict, long long ref_ns, long long target_ns, double drift) {
     SR_NAME(flush, "_flush_if_due") { return -1; }
-    long long start = sr_clock_start(self);
     long long verdict_number = PyLong_AsLongLong(verdict);
     if (verdict_number == -1 && PyErr_Occurred()) {
         return -1;
     }
-    long long seq = sr_write_row((SrRowBuffer *)self->rows, context, verdict_number, handler_microseconds(ref_ns), handler_microseconds(target_ns), drift);
-    int failed = seq < 0;
+    int failed = sr_write_row((SrRowBuffer *)self->rows, seq, context, verdict_number, handler_microseconds(ref_ns), handler_microseconds(target_ns), drift);
     /* As `_LOOK_AT_CLOCK` of recording/recorder.py: the clock is looked at after each 64 rows. */
     if (!failed && !(seq & 63)) {
         PyObject *done = PyObject_CallMethodNoArgs(self->recorder, flush);
-        failed = done == NULL;
+        failed = done == NULL ? -1 : 0;
         Py_XDECREF(done);
     }
+    return failed;
+}
+
+static int handler_add_row(SrCompareHandler *self, long long context, PyObject *verdict, long long ref_ns, long long target_ns, double drift) {
+    long long start = sr_clock_start(self);
+    int failed = sr_add_row(self, sr_next_seq((SrRowBuffer *)self->rows), context, verdict, ref_ns, target_ns, drift);
     sr_lap(self, SR_PART_RECORD, start);
-    return failed ? -1 : 0;
+    return failed;
 }
 
 /* As Comparator.is_slow. */
@@ -110,9 +116,13 @@ static int handler_is_slow(SrCompareHandler *self, long long actual_ns, long lon
     return actual >= self->slow_ratio * expected && actual >= expected + HANDLER_SLOW_NS;
 }
 
+int sr_needs_look(SrCompareHandler *self, SrCall *call, long long actual_ns, long long expected_ns) {
+    return handler_is_slow(self, actual_ns, expected_ns) || PySet_Contains(self->watched, call->operator->index) != 0;
+}
+
 int sr_add_match(SrCompareHandler *self, SrCall *call, long long ns, long long other_ns, int *failed) {
     long long actual = self->on_target ? ns : other_ns, expected = self->on_target ? other_ns : ns;
-    if (handler_is_slow(self, actual, expected) || PySet_Contains(self->watched, call->operator->index) != 0) {
+    if (sr_needs_look(self, call, actual, expected)) {
         return 0;
     }
     *failed = handler_add_row(self, call->context, self->matched, expected, actual, self->keeps_drift ? 0.0 : -1.0);
@@ -380,6 +390,10 @@ static const SrField handler_fields[] = {
     SR_FIELD(SrCompareHandler, unrecorded),
     SR_FIELD(SrCompareHandler, waited_for),
     SR_FIELD(SrCompareHandler, too_large),
+    SR_FIELD(SrCompareHandler, bounds),
+    SR_FIELD(SrCompareHandler, diff_rows),
+    SR_FIELD(SrCompareHandler, verdict_numbers),
+    SR_FIELD(SrCompareHandler, tensor_numbers),
     {NULL, 0},
 };
 
@@ -388,7 +402,8 @@ static int handler_start(SrCompareHandler *self, PyObject *kwargs) {
     if (sr_start_handler(&self->head, kwargs, handler_fields)) {
         return -1;
     }
-    return sr_is_row_buffer(self->rows) && PyAnySet_Check(self->watched) && PyDict_Check(self->buffers)
+    return sr_is_row_buffer(self->rows) && PyAnySet_Check(self->watched) && PyDict_Check(self->buffers) && PyDict_Check(self->bounds) &&
+                   PyList_Check(self->diff_rows) && PyDict_Check(self->verdict_numbers) && PyDict_Check(self->tensor_numbers)
                ? 0
                : sr_wrong_type((PyObject *)self);
 }

@@ -44,14 +44,17 @@ static int rows_put(SrRowBuffer *self, const double row[ROW_WIDTH]) {
     return 0;
 }
 
-long long sr_write_row(SrRowBuffer *self, long long context, long long verdict, double ref_us, double target_us, double drift) {
-    long long seq = self->next++, step = self->step;
+long long sr_next_seq(SrRowBuffer *self) { return self->next++; }
+
+int sr_write_row(
+    SrRowBuffer *self, long long seq, long long context, long long verdict, double ref_us, double target_us, double drift) {
+    long long step = self->step;
     double row[ROW_WIDTH] = {(double)seq, (double)step, (double)context, (double)verdict, ref_us, target_us, drift, drift};
     if (rows_put(self, row)) {
         return -1;
     }
     self->last_step = step;
-    return seq;
+    return 0;
 }
 
 static int rows_read_numbers(PyObject *const *from, Py_ssize_t n, double *numbers) {

@@ -77,10 +77,13 @@ typedef struct {
     int64_t n_dims;
     const int64_t *sizes, *strides;
     PyObject *dtype;
+    int32_t device; /* torch's number of the type; SR_TORCH_CPU */
 } SrPlace;
+enum { SR_TORCH_CPU = 0, SR_MAX_DEVICE_TYPES = 32 };
 
-/* Of an ordinary dense tensor on the CPU: 1; 0 where Python has to be asked. */
+/* Of an ordinary dense tensor on the CPU or on an accelerator with memory of its own: 1; 0 where Python has to be asked. */
 int sr_read_place(PyObject *tensor, SrPlace *place);
+int sr_read_tensor_anywhere(PyObject *tensor, SrTensor *found); /* as `sr_read_tensor`, likewise */
 
 int sr_read_storage_size(PyObject *tensor, int64_t *n_bytes); /* likewise */
 
@@ -100,6 +103,23 @@ PyObject *sr_diff(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *sr_differing(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *sr_statistics(PyObject *module, PyObject *const *args, Py_ssize_t n);
 
+/* stats.c: what `diff` measures, without an object for each figure. */
+typedef struct {
+    SrTensor form; /* of both; valid as long as the target's tensor is */
+    const void *actual, *expected;
+    uint64_t n_elements, n_different, max_ulp, n_nan, n_inf, n_zero_sign, n_subnormal, n_from_zero;
+    double max_abs, max_rel, rmse, worst_actual, worst_expected;
+    long remaining_bits;
+    int64_t worst; /* in row-major order */
+} SrFigures;
+
+/* 1; 0 where `diff` returns None; -1 with an exception. */
+int sr_read_forms(PyObject *actual, PyObject *expected, SrFigures *found);
+/* Then: the pass over memory. Releases the GIL if there is much of it. */
+void sr_measure(SrFigures *found);
+/* Strides of two contiguous tensors of one shape: a tuple, None if they differ, NULL with an exception. */
+PyObject *sr_common_strides(PyObject *actual, PyObject *expected, const SrTensor *t);
+
 /* origin.c: module, phase and source line of a call. `depth` frames above the one that is executed are left out. */
 typedef struct SrOrigins SrOrigins;
 typedef struct {
@@ -115,11 +135,13 @@ sr_result sr_note_origin(SrOrigins *self, int depth); /* for the call's backward
 typedef struct SrRowBuffer SrRowBuffer;
 int sr_add_row_buffer_type(PyObject *module);
 int sr_is_row_buffer(PyObject *value);
-/* Add a row with the next number, which is returned, and the current step; -1 with an exception. `drift` is both of its
- * figures. */
-long long sr_write_row(SrRowBuffer *self, long long context, long long verdict, double ref_us, double target_us, double drift);
+long long sr_next_seq(SrRowBuffer *self);
+/* Add a row of the current step; -1 with an exception. `drift` is both of its figures. */
+int sr_write_row(
+    SrRowBuffer *self, long long seq, long long context, long long verdict, double ref_us, double target_us, double drift);
 
-/* compare_handler.c, finite_call.c, dispatch.c */
+/* compare_close.c, compare_handler.c, finite_call.c, dispatch.c */
+int sr_add_close_bounds_type(PyObject *module);
 int sr_add_compare_handler_type(PyObject *module);
 int sr_add_finite_handler_type(PyObject *module);
 int sr_add_method_type(PyObject *module);

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <structmember.h>
 
-#define VERSION 27
+#define VERSION 28
 
 #ifndef SOURCES
 #define SOURCES 0 /* checksum of the C files, set by building.py */
@@ -194,7 +194,7 @@ static PyMethodDef functions[] = {
 };
 
 static int exec_module(PyObject *module) {
-    int failed = sr_add_origins_type(module) || sr_add_row_buffer_type(module) || sr_add_compare_handler_type(module) ||
+    int failed = sr_add_origins_type(module) || sr_add_row_buffer_type(module) || sr_add_close_bounds_type(module) || sr_add_compare_handler_type(module) ||
                  sr_add_method_type(module) || sr_add_storage_rows_type(module) || sr_add_tensor_rows_type(module) ||
                  sr_add_record_handler_type(module) || sr_add_watch_schedule_type(module) || sr_add_finite_handler_type(module);
     failed = failed || PyModule_AddIntConstant(module, "SOURCES", SOURCES);

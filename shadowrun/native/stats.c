@@ -268,9 +268,8 @@ static const DiffFormat *diff_format(const SrTensor *t) {
     return NULL;
 }
 
-/* Strides of two contiguous tensors of one shape: a tuple, None if they differ, NULL with an exception. Where a
- * dimension has one element any stride is right, and DLPack may give another than torch. */
-static PyObject *diff_strides(PyObject *actual, PyObject *expected, const SrTensor *t) {
+/* Where a dimension has one element any stride is right, and DLPack may give another than torch. */
+PyObject *sr_common_strides(PyObject *actual, PyObject *expected, const SrTensor *t) {
     SR_NAME(stride, "stride") { return NULL; }
     int one = t->strides == NULL;
     for (int32_t d = 0; d < t->ndim; d++) {
@@ -311,34 +310,73 @@ static long diff_remaining_bits(uint64_t xor, int mantissa) {
     return mantissa < 0 ? -1 : mantissa - length;
 }
 
-static PyObject *diff_fill(
-    PyObject *name, PyObject *form, const SrTensor *shape, const DiffFormat *f, const struct stats_input *in, const struct stats_totals *t) {
-    double mean = t->n_finite ? t->squares / (double)t->n_finite : 0.0;
+static PyObject *diff_fill(PyObject *name, PyObject *form, const SrFigures *f) {
     PyObject *values[DIFF_N_FIELDS] = {
         Py_NewRef(name),
         form,
         Py_NewRef(form), /* a frozen value: one for both */
-        PyLong_FromSize_t(in->n),
-        PyLong_FromUnsignedLongLong(t->n_different),
+        PyLong_FromUnsignedLongLong(f->n_elements),
+        PyLong_FromUnsignedLongLong(f->n_different),
         PyLong_FromLong(0),
-        PyFloat_FromDouble(t->max_abs),
-        PyFloat_FromDouble(t->max_rel),
-        PyFloat_FromDouble(pow(mean, 0.5)), /* not sqrt, which rounds differently from Python's ** */
-        PyLong_FromUnsignedLongLong(t->max_ulp),
-        PyLong_FromLong(diff_remaining_bits(t->any_xor, f->mantissa)),
-        PyLong_FromUnsignedLongLong(t->n_nan),
-        PyLong_FromUnsignedLongLong(t->n_inf),
-        PyLong_FromUnsignedLongLong(t->n_zero_sign),
-        PyLong_FromUnsignedLongLong(t->n_subnormal),
-        diff_index(t->worst < 0 ? 0 : t->worst, shape),
-        PyFloat_FromDouble(t->worst_actual),
-        PyFloat_FromDouble(t->worst_expected),
+        PyFloat_FromDouble(f->max_abs),
+        PyFloat_FromDouble(f->max_rel),
+        PyFloat_FromDouble(f->rmse),
+        PyLong_FromUnsignedLongLong(f->max_ulp),
+        PyLong_FromLong(f->remaining_bits),
+        PyLong_FromUnsignedLongLong(f->n_nan),
+        PyLong_FromUnsignedLongLong(f->n_inf),
+        PyLong_FromUnsignedLongLong(f->n_zero_sign),
+        PyLong_FromUnsignedLongLong(f->n_subnormal),
+        diff_index(f->worst, &f->form),
+        PyFloat_FromDouble(f->worst_actual),
+        PyFloat_FromDouble(f->worst_expected),
         PyFloat_FromDouble(-1.0),
         PyFloat_FromDouble(-1.0),
         Py_NewRef(diff_empty),
-        PyLong_FromUnsignedLongLong(t->n_from_zero),
+        PyLong_FromUnsignedLongLong(f->n_from_zero),
     };
     return diff_make(&diff_diff_class, values, DIFF_N_FIELDS);
+}
+
+int sr_read_forms(PyObject *actual, PyObject *expected, SrFigures *found) {
+    SrTensor *a = &found->form, e;
+    if (!sr_is_tensor(actual) || !sr_is_tensor(expected) || !sr_read_tensor(actual, a) || !sr_read_tensor(expected, &e)) {
+        return 0;
+    }
+    const DiffFormat *f = diff_format(a);
+    /* No address: an empty tensor, or a ZeroTensor, which has no memory. */
+    if (f == NULL || f != diff_format(&e) || a->ndim != e.ndim || !sr_is_on_cpu(a) || !sr_is_on_cpu(&e) || a->data == NULL ||
+        e.data == NULL || !sr_is_contiguous(a) || !sr_is_contiguous(&e)) {
+        return 0;
+    }
+    found->n_elements = 1;
+    for (int32_t d = 0; d < a->ndim; d++) {
+        if (a->shape[d] != e.shape[d]) {
+            return 0;
+        }
+        found->n_elements *= (uint64_t)a->shape[d];
+    }
+    found->actual = (char *)a->data + a->byte_offset, found->expected = (char *)e.data + e.byte_offset;
+    int negated_a = sr_is_negated(actual), negated_e = negated_a < 0 ? -1 : sr_is_negated(expected);
+    if (negated_e < 0) {
+        return -1;
+    }
+    return !negated_a && !negated_e && found->n_elements != 0;
+}
+
+void sr_measure(SrFigures *found) {
+    const DiffFormat *f = diff_format(&found->form);
+    struct stats_totals t = {.worst = -1};
+    struct stats_input in = f->input;
+    in.actual = found->actual, in.expected = found->expected, in.n = (size_t)found->n_elements;
+    stats_add_up(&t, &in, f->add, in.n * (size_t)f->bits / 8);
+    found->n_different = t.n_different, found->max_ulp = t.max_ulp, found->n_nan = t.n_nan, found->n_inf = t.n_inf;
+    found->n_zero_sign = t.n_zero_sign, found->n_subnormal = t.n_subnormal, found->n_from_zero = t.n_from_zero;
+    found->max_abs = t.max_abs, found->max_rel = t.max_rel;
+    found->rmse = pow(t.n_finite ? t.squares / (double)t.n_finite : 0.0, 0.5); /* not sqrt, which rounds differently from Python's ** */
+    found->worst_actual = t.worst_actual, found->worst_expected = t.worst_expected;
+    found->remaining_bits = diff_remaining_bits(t.any_xor, f->mantissa);
+    found->worst = t.worst < 0 ? 0 : t.worst;
 }
 
 /* diff(name, actual, expected): see numerics/diff.py. None for what is not plain, or differs in form. */
@@ -347,46 +385,25 @@ PyObject *sr_diff(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     if (n != 3) {
         return sr_wrong_count("diff");
     }
-    SrTensor a, e;
-    if (!sr_is_tensor(args[1]) || !sr_is_tensor(args[2]) || !PyUnicode_Check(args[0]) || !sr_read_tensor(args[1], &a) ||
-        !sr_read_tensor(args[2], &e)) {
-        Py_RETURN_NONE;
+    SrFigures found;
+    int plain = PyUnicode_Check(args[0]) ? sr_read_forms(args[1], args[2], &found) : 0;
+    if (plain != 1) {
+        return plain < 0 ? NULL : Py_NewRef(Py_None);
     }
-    const DiffFormat *f = diff_format(&a);
-    /* No address: an empty tensor, or a ZeroTensor, which has no stats_memory. */
-    if (f == NULL || f != diff_format(&e) || a.ndim != e.ndim || !sr_is_on_cpu(&a) || !sr_is_on_cpu(&e) || a.data == NULL ||
-        e.data == NULL || !sr_is_contiguous(&a) || !sr_is_contiguous(&e)) {
-        Py_RETURN_NONE;
-    }
-    struct stats_input in = f->input;
-    in.actual = (stats_memory)a.data + a.byte_offset, in.expected = (stats_memory)e.data + e.byte_offset, in.n = 1;
-    for (int32_t d = 0; d < a.ndim; d++) {
-        if (a.shape[d] != e.shape[d]) {
-            Py_RETURN_NONE;
-        }
-        in.n *= (size_t)a.shape[d];
-    }
-    int negated_a = sr_is_negated(args[1]), negated_e = negated_a < 0 ? -1 : sr_is_negated(args[2]);
-    if (negated_e < 0) {
-        return NULL;
-    }
-    if (negated_a || negated_e || in.n == 0) {
-        Py_RETURN_NONE;
-    }
-    PyObject *strides = diff_strides(args[1], args[2], &a);
+    PyObject *strides = sr_common_strides(args[1], args[2], &found.form);
     if (strides == NULL || strides == Py_None) { /* Python describes the difference */
         return strides;
     }
     PyObject *values[DIFF_N_META] = {
-        Py_NewRef(f->name), sr_tuple_of_numbers(a.shape, a.ndim), strides, Py_NewRef(diff_cpu), Py_NewRef(diff_strided),
+        Py_NewRef(diff_format(&found.form)->name), sr_tuple_of_numbers(found.form.shape, found.form.ndim), strides, Py_NewRef(diff_cpu),
+        Py_NewRef(diff_strided),
     };
     PyObject *form = diff_make(&diff_meta_class, values, DIFF_N_META);
     if (form == NULL) {
         return NULL;
     }
-    struct stats_totals t = {.worst = -1};
-    stats_add_up(&t, &in, f->add, in.n * (size_t)f->bits / 8);
-    return diff_fill(args[0], form, &e, f, &in, &t);
+    sr_measure(&found);
+    return diff_fill(args[0], form, &found);
 }
 
 /* The elements that differ, and how. */

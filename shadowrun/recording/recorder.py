@@ -72,7 +72,7 @@ class Recorder:
             "recorder": self,
             # The C handler holds these very objects, so `clear` is used and never a new dictionary.
             "contexts": self._contexts,
-            "rows": self._rows,
+            **self.data.native_parts(),
             "matched": self._match,
             "seen_verdict": self._seen,
         }

@@ -15,6 +15,7 @@ from shadowrun.judge.judge import Judge
 from shadowrun.judge.known_roundings import KnownRoundings
 from shadowrun.judge.random_values import implausible
 from shadowrun.judge.remembered import RememberedBounds
+from shadowrun.native import core
 from shadowrun.numerics.bits import Uncomparable, bits_equal, plainly_equal
 from shadowrun.numerics.form import form_difference
 from shadowrun.operators.case import Case, Value
@@ -25,14 +26,16 @@ from shadowrun.replay.copies import at_offsets, copy_mutated, offsets
 from shadowrun.replay.executor import to_cpu
 from shadowrun.replay.memory import n_bytes
 from shadowrun.replay.memory_effects import OVERWRITTEN, MemoryEffects
+from shadowrun.store.pending import tensor_key, verdict_key
 from shadowrun.store.schema import severity
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from shadowrun.config import Config
     from shadowrun.judge.judgement import Examined
+    from shadowrun.judge.remembered import ContextBounds
     from shadowrun.platforms.fallback import Evidence
     from shadowrun.replay.call import Call, CallRun
     from shadowrun.replay.context import RecordSink
@@ -117,7 +120,7 @@ class Comparator:
         tolerance = config.tolerance_on(str(target.platform))
         self._own_judge = Judge(tolerance=tolerance, max_bytes=bytes_for_oracle(config.max_bytes))
         self._given_judge = judge
-        self.bounds = RememberedBounds(tolerance)
+        self.bounds = RememberedBounds(tolerance, None if core is None else core.CloseBounds)
         # A user's tolerance may pass what a cause explains.
         self._roundings = KnownRoundings() if tolerance is None else None
         # Lazy and XLA tensors have no strides: a difference there says nothing.
@@ -143,6 +146,12 @@ class Comparator:
         held, self._held = self._held, None
         return held
 
+    def forget_verdicts(self) -> None:
+        """Have each call judged as if it were the first of its context."""
+        self.bounds.by_context.clear()
+        if self._roundings is not None:
+            self._roundings = KnownRoundings()
+
     def every_second(self) -> None:
         """Have the next call of another operator looked at, about once a second."""
         index = self.effects.next_due()
@@ -159,6 +168,15 @@ class Comparator:
         elif plan.index in self.watched and plan.index not in self.suspects:
             self.watched.discard(plan.index)
         return self.effects.check(plan, pristine) if wanted else None
+
+    def look_at_memory(self, call: Call, pristine: Arguments) -> Looked | None:
+        """A forbidden effect on memory of a call whose results are equal, and were compared where they lie.
+
+        Args:
+            call: The call, with its context.
+            pristine: Inputs as before the call, on the CPU or on the target's device.
+        """
+        return self._memory_effects(call, call.plan, pristine)
 
     def confirmed_ns(self, plan: OpPlan, actual_ns: int, expected_ns: int, again: Callable[[], CallRun]) -> int:
         """Time of the target's run, measured again before an operator is called slow.
@@ -293,6 +311,7 @@ class Comparator:
         if bounds is not None and looked is None and actual.fallback is None and rng is None:
             close = bounds.judge(a, e)
             if close is not None:
+                self.teach(bounds, a, *close)
                 self._recorder.verdict(context, *close, times=times, drift=drift)
                 return
         # Some kernels ignore the storage offset; the copies begin at 0 and would hide that.
@@ -325,6 +344,18 @@ class Comparator:
         judged = self._own_judge(case, bounds)
         self._learn(context, case, *judged)
         self._record_unequal(unequal, pristine, *judged)
+
+    def teach(
+        self, bounds: ContextBounds, actual: Sequence[Value], verdict: Verdict, diffs: tuple[TensorDiff, ...]
+    ) -> None:
+        """Have C record the next call that passes these bounds as this one does."""
+        native = bounds.native
+        if native is None:
+            return
+        positions = {bound.name: k for k, bound in enumerate(bounds.results)}
+        for d in diffs:
+            native.learn_form(positions[d.name], actual[positions[d.name]], d.actual.stride, tensor_key(d))
+        native.learn_verdict(positions[diffs[0].name], diffs[0].max_ulp, verdict_key(verdict))
 
     def _learn(self, context: int, case: Case, verdict: Verdict, diffs: tuple[TensorDiff, ...]) -> None:
         if context == NO_CONTEXT:

@@ -74,6 +74,7 @@ class NativeHandler:
             selection=selection if pass_through is None else pass_through,
             device=role.device,
             watched=comparator.watched,
+            bounds=comparator.bounds.native,
             # C and Python use the same buffers, so the bound of 4 MiB holds for both together.
             buffers=self._fast.buffers.by_form,
             make_buffer=self._fast.buffers.make,

@@ -119,9 +119,11 @@ class SameDeviceVerdicts:
         actual, expected = (own, replayed) if on_target else (replayed, own)
         if comparator.is_slow(actual.ns, expected.ns):
             return False
-        close = bounds.judge(mine, others) if on_target else bounds.judge(others, mine)
+        results = (mine, others) if on_target else (others, mine)
+        close = bounds.judge(*results)
         if close is None:
             return False
+        comparator.teach(bounds, results[0], *close)
         drift = self._drifted(call, own, replayed, equal=False)
         times = expected.ns / 1000, actual.ns / 1000
         self._context.recorder.verdict(call.context, *close, times=times, drift=drift)

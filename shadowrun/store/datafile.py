@@ -153,6 +153,10 @@ class DataFile:
         open_connection = connect.salvage if salvage else connect.connect_existing
         return cls(path, open_connection(path), writable=False)
 
+    def native_parts(self) -> dict[str, Any]:
+        """What C adds to, or looks numbers up in; see `PendingRows`."""
+        return self._pending.native_parts()
+
     @property
     def connection(self) -> sqlite3.Connection:
         """For the queries of analyses: sees all flushed rows, packed ones too."""

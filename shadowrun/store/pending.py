@@ -36,7 +36,9 @@ __all__ = [
     "PendingRows",
     "PythonRows",
     "Rows",
+    "tensor_key",
     "unpacked",
+    "verdict_key",
 ]
 
 
@@ -155,6 +157,16 @@ def unpacked(rows: bytes) -> Iterator[Numbers]:
 _FORM = attrgetter("dtype", "shape", "stride", "device", "layout")
 
 
+def verdict_key(verdict: Verdict, missing_kernel: str = "") -> tuple[Any, ...]:
+    """What a verdict is known by."""
+    return (*_VERDICT(verdict), missing_kernel)
+
+
+def tensor_key(diff: TensorDiff) -> tuple[Any, ...]:
+    """What the form of a difference is known by."""
+    return (diff.name, _FORM(diff.actual), _FORM(diff.expected), diff.n_elements)
+
+
 MAX_REMEMBERED = 100_000
 """Most rows of one table that are remembered for interning. Evidence, explanations and shapes may be new at every call,
 and memory must stay bounded: above the limit all are forgotten, and equal rows may get a second number."""
@@ -207,6 +219,16 @@ class PendingRows:
         self._ids: dict[str, dict[Any, int]] = {name: {} for name in INTERNED}
         self._next_id = {name: itertools.count(1) for name in INTERNED}
 
+    def native_parts(self) -> dict[str, Any]:
+        """What C adds to, or looks numbers up in; none of it is ever replaced by another object."""
+        ids = self._ids
+        return {
+            "rows": self.rows,
+            "diff_rows": self.tables["diff"],
+            "verdict_numbers": ids["verdict"],
+            "tensor_numbers": ids["tensor"],
+        }
+
     def continue_from(self, known: Mapping[str, Mapping[str, int]], greatest: Mapping[str, int]) -> None:
         """Continue the numbering of an existing file.
 
@@ -241,7 +263,7 @@ class PendingRows:
 
     def verdict(self, verdict: Verdict, missing_kernel: str) -> int:
         """Number of a verdict."""
-        key = (*_VERDICT(verdict), missing_kernel)
+        key = verdict_key(verdict, missing_kernel)
         # Once without the lock: a `dict.get` is atomic, and most calls have a verdict that is known already.
         number = self._ids["verdict"].get(key)
         if number is not None:
@@ -363,7 +385,7 @@ class PendingRows:
         return number
 
     def _tensor(self, diff: TensorDiff) -> int:
-        key = (diff.name, _FORM(diff.actual), _FORM(diff.expected), diff.n_elements)
+        key = tensor_key(diff)
         number = self._ids["tensor"].get(key)
         if number is None:
             # Asked again under the lock: another thread may have given the number in between.

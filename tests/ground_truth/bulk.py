@@ -15,6 +15,7 @@ import time
 
 import torch
 
+from shadowrun.judge.hypotheses import CERTAIN
 from shadowrun.judge.judge import Judge
 from shadowrun.judge.known_roundings import KnownRoundings
 from shadowrun.judge.remembered import RememberedBounds
@@ -206,10 +207,19 @@ def compare(n, seed=0, op=""):
             expected.cause,
             expected.explanation,
         )
+        # Where a guess by the size of the errors and the rounding both hold, the calls before decide which of them the
+        # ladder names.
+        if not same and known is not None and _is_a_guess(actual, expected):
+            counts["a rounding where the ladder guesses"] += 1
+            continue
         # Only what the oracle added to the evidence is missing.
         if not same or (actual.cause is Cause.ROUNDING and not expected.evidence.startswith(actual.evidence)):
             wrong.append((case.op, kind, [str(v.dtype) for v in case.expected], actual, expected))
     return counts, wrong
+
+
+def _is_a_guess(actual, expected):
+    return (actual.status, actual.cause) == (expected.status, expected.cause) and expected.confidence < CERTAIN
 
 
 def main():
