@@ -281,6 +281,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="pairs of plain and compared steps (default: 3)")
     parser.add_argument("--program", default="*", help="glob of programs")
     parser.add_argument("--way", default="*", help="glob of ways")
+    parser.add_argument(
+        "--identity",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="also train plain and compared, and hold the weights together (default: yes)",
+    )
     parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     options = parser.parse_args()
     device = options.device
@@ -294,7 +300,7 @@ def main() -> int:
     chosen = {k: v for k, v in ways(device).items() if fnmatchcase(k, options.way)}
     clock, found, repeats = Clock(device), [], True
     for name, make in programs.items():
-        plain = trained(make) if name in steps else []
+        plain = trained(make) if name in steps and options.identity else []
         if plain and not same(plain, trained(make)):
             print(f"{name}: two plain runs differ on this device; its bits cannot be compared", file=sys.stderr)
             plain, repeats = [], False
@@ -303,7 +309,7 @@ def main() -> int:
             if plain:
                 figures.identical = same(plain, trained(make, make_way()))
             found.append(figures)
-            print(f"{name}: {figures.way} x {figures.compared:.2f}", file=sys.stderr)
+            print(f"{name}: {figures.way} x {figures.compared:.2f}", file=sys.stderr, flush=True)
     print(markdown(found, about(device)))
     if options.json:
         figures_json = {"machine": about(device), "repeats": repeats, "figures": [asdict(f) for f in found]}

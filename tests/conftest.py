@@ -17,6 +17,12 @@ from tests.case_kit import give_sim, make_case_fixture  # noqa: F401 - fixtures
 from tests.forked import Forked
 
 
+def pytest_configure(config):
+    """Each process of ``-n`` begins with a share of its own, so that few fixtures of a module are made twice."""
+    if getattr(config.option, "dist", "no") == "load":
+        config.option.dist = "worksteal"
+
+
 @pytest.fixture(scope="session", autouse=True)
 def sim_device():
     """The package of the simulated device, registered as ``sim``.

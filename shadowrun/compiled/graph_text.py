@@ -97,6 +97,8 @@ _ATTRIBUTES: Final = frozenset(
         *("itemsize", "layout", "nbytes", "ndim", "real", "requires_grad", "shape"),
     }
 )
+# They split before anything looks, and take states of other layers for their own. As operators they are looked at.
+_BELIEVE: Final = ("gru", "lstm", "miopen_rnn", "rnn_relu", "rnn_tanh")
 _AUTOCAST: Final = ("cpu", "cuda", "mps", "mtia", "xpu")
 # ASCII: Python reads identifiers in NFKC, by which two different names could become one variable of a script.
 _NAME: Final = re.compile(r"[A-Za-z_]\w{0,199}", re.ASCII)
@@ -327,6 +329,8 @@ def _is_operator(name: str) -> bool:
 def _computes(name: str) -> bool:
     """Whether a function, of those that are known here, computes tensors from tensors."""
     module, _, last = name.rpartition(".")
+    if last in _BELIEVE:
+        return False
     if (
         module in ("math", "operator")
         or name in torchcompile.MODES_IN_GRAPHS

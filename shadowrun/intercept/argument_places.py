@@ -366,6 +366,16 @@ def _sampled(given: Given) -> Iterator[str]:
             yield "grad_output has another shape than what is sampled"
 
 
+def _points(given: Given) -> Iterator[str]:
+    grid = given.get("grid")
+    # NaN becomes the smallest integer, and the backward pass writes there.
+    if isinstance(grid, torch.Tensor) and not grid.is_meta and not bool((grid.abs() < _MAX_POINT).all()):
+        yield "grid has points that are no place"
+
+
+_MAX_POINT: Final = 1e6
+
+
 def _classes(given: Given) -> Iterator[str]:
     found = tensors(given, "self", "target")
     if found and found[0].dim() > 0:
@@ -398,6 +408,7 @@ _FAMILIES: Final[dict[str, Look]] = {
     r"\w*batch_norm\w*": _batch_norm,
     r"_upsample_\w+_aa(_backward)?": _resized,
     "cudnn_grid_sampler_backward": _sampled,  # the reference computes it by another operator, which believes it
+    r"(_|cudnn_)?grid_sampler\w*": _points,
     r"_embedding_bag\w*_backward": _bags_backward,
     "_sparse_mm_reduce_impl_backward": _reduced_backward,
     r"(fractional_|adaptive_)?max_pool2d\w*_backward": _pooled(2, back=True),

@@ -19,7 +19,7 @@ from shadowrun.intercept.torchapi import DispatchMode
 from shadowrun.torch_private import negated_view, schema_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 __all__ = ["CheckedCalls", "check_call", "check_inside", "graphs_of_file", "looks_of_file"]
 
@@ -60,7 +60,12 @@ def looks_of_file() -> contextlib.AbstractContextManager[Any]:
 
 
 def check_call(
-    func: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], *, checked: bool = True
+    func: torch._ops.OpOverload,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    checked: bool = True,
+    stand_in: Callable[..., Any] | None = None,
 ) -> None:
     """Look at a call of a file, and at those inside of it.
 
@@ -69,29 +74,42 @@ def check_call(
         args: Its arguments.
         kwargs: Those by name.
         checked: Whether they must be what a file may give; else they only have to fit the schema.
+        stand_in: What the CPU computes for an operator of another device.
 
     Raises:
         Refused: No file may have it made.
     """
     check_arguments(func, args, kwargs, checked=checked)
     if checked:
-        check_inside(func, args, kwargs)
+        check_inside(func, args, kwargs, stand_in)
 
 
-def check_inside(func: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def check_inside(
+    func: torch._ops.OpOverload,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    stand_in: Callable[..., Any] | None = None,
+) -> None:
     """Make a call of a composite operator once, on copies, and look at each call inside before it is made.
+
+    Args:
+        func: The operator.
+        args: Its arguments.
+        kwargs: Those by name.
+        stand_in: Called in its place; may be several operators too.
 
     Raises:
         Refused: No file may have one of them made.
     """
-    if not _splits(func):
+    if stand_in is None and not _splits(func):
         return
     state = torch.get_rng_state()
     copies = _Copies()
     args, kwargs = tuple(map(copies.of, args)), {k: copies.of(v) for k, v in kwargs.items()}
     try:
-        with torch.no_grad(), CheckedCalls():  # type: ignore[no-untyped-call]
-            func(*args, **kwargs)
+        # A stand-in starts a thread, which looks too.
+        with torch.no_grad(), graphs_of_file(), CheckedCalls():  # type: ignore[no-untyped-call]
+            (stand_in or func)(*args, **kwargs)
     except Refused:
         raise
     except Exception:  # it raises where it is called, too

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.intercept.argument_places import has_places, why_out_of_bounds
+from shadowrun.intercept.internal_operators import is_for_kernels_only
 from shadowrun.intercept.plan import Action, make_plan
 from shadowrun.intercept.torch_operators import operator_is_dispatched
 from shadowrun.intercept.torchapi import as_in_handler
@@ -81,59 +82,12 @@ _SPACES_OF_TORCH = frozenset(
 # A file could make such an operator read or write outside of its tensors.
 _UNCHECKED = "it does not check its indices"
 _UNSIZED = "it does not check that its arguments have sizes that fit"
-# Operators whose schema looks plain, by name without overload.
+# Operators whose schema looks plain, by name without overload; `internal_operators` has families.
 _REFUSED = {
-    "_reshape_alias": _UNCHECKED,
-    "_reshape_alias_copy": _UNCHECKED,
-    "_segment_reduce_backward": _UNCHECKED,
-    "segment_reduce": _UNCHECKED,
-    "_coalesced": _UNCHECKED,
-    "_coalesced_": _UNCHECKED,
-    "_convert_indices_from_coo_to_csr": _UNCHECKED,
-    "_convert_indices_from_csr_to_coo": _UNCHECKED,
-    "_nested_view_from_buffer": _UNCHECKED,
-    "_nested_view_from_buffer_copy": _UNCHECKED,
-    "_nested_view_from_jagged": _UNCHECKED,
-    "_nested_view_from_jagged_copy": _UNCHECKED,
-    "_sobol_engine_draw": _UNCHECKED,
-    "_sobol_engine_ff": _UNCHECKED,
-    "_sobol_engine_ff_": _UNCHECKED,
-    "_sobol_engine_initialize_state": _UNCHECKED,
-    "_sobol_engine_initialize_state_": _UNCHECKED,
-    "_sobol_engine_scramble": _UNCHECKED,
-    "_sobol_engine_scramble_": _UNCHECKED,
-    "_sparse_bsc_tensor_unsafe": _UNCHECKED,
-    "_sparse_bsr_tensor_unsafe": _UNCHECKED,
-    "_sparse_compressed_tensor_unsafe": _UNCHECKED,
-    "_sparse_compressed_tensor_with_dims": _UNCHECKED,
-    "_sparse_coo_tensor_unsafe": _UNCHECKED,
-    "_sparse_coo_tensor_with_dims_and_tensors": _UNCHECKED,
-    "_sparse_csc_tensor_unsafe": _UNCHECKED,
-    "_sparse_csr_tensor_unsafe": _UNCHECKED,
-    # With sizes that do not fit they write past the end; torch decomposes those of weight norm where it compiles.
-    "_fused_moving_avg_obs_fq_helper": _UNSIZED,
-    "_fused_moving_avg_obs_fq_helper_functional": _UNSIZED,
-    "_weight_norm_interface_backward": _UNSIZED,
-    "fused_moving_avg_obs_fake_quant": _UNSIZED,
-    # Called from within kernels of others only, which checked; no program records them.
-    **dict.fromkeys(
-        (
-            *("_add_batch_dim", "_cholesky_solve_helper", "_cummax_helper", "_cummin_helper", "_remove_batch_dim"),
-            *("_slow_conv2d_backward", "_slow_conv2d_forward", "_thnn_differentiable_gru_cell_backward"),
-            *("_thnn_differentiable_lstm_cell_backward", "quantized_gru_cell", "quantized_lstm_cell"),
-            *("quantized_rnn_relu_cell", "quantized_rnn_tanh_cell"),
-        ),
-        _UNSIZED,
-    ),
-    "_dyn_quant_matmul_4bit": _UNSIZED,
-    "_dyn_quant_pack_4bit_weight": _UNSIZED,
-    "_compute_linear_combination": _UNSIZED,
     "_foreach_copy": _UNSIZED,
-    "_new_zeros_with_same_feature_meta": _UNSIZED,
-    "_nnpack_spatial_convolution": _UNSIZED,
-    "_stack": _UNSIZED,
-    "_transform_bias_rescale_qkv": _UNSIZED,
     "choose_qparams_optimized": _UNSIZED,
+    "fused_moving_avg_obs_fake_quant": _UNSIZED,
+    "segment_reduce": _UNCHECKED,
     "set": "it rebinds storage",
     "sparse_resize": _UNCHECKED,
     "sparse_resize_": _UNCHECKED,
@@ -149,12 +103,8 @@ _REFUSED = {
         _UNCHECKED,
     ),
     # Who writes to these views of a sparse tensor takes its checks away.
-    **dict.fromkeys(("_indices", "_values", "indices", "values"), "it gives access to unchecked indices"),
     **dict.fromkeys(
-        (
-            *("ccol_indices", "col_indices", "crow_indices", "row_indices"),
-            *("_nested_tensor_size", "_nested_tensor_storage_offsets", "_nested_tensor_strides"),
-        ),
+        ("indices", "values", "ccol_indices", "col_indices", "crow_indices", "row_indices"),
         "it gives access to unchecked indices",
     ),
 }
@@ -213,6 +163,9 @@ _WORDS: dict[str, tuple[str, ...]] = {
 }
 _ALL_WORDS = frozenset(word for words in _WORDS.values() for word in words)
 
+_LAYOUTS = frozenset(
+    (torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+)
 # What gives a sparse tensor another size: of one in CSC, torch leaves too few indices.
 _RESIZES = re.compile(r"aten::_?resize")
 # Schemas have numbers for these. Kernels find what belongs to a dtype by its number, which is not checked.
@@ -265,6 +218,8 @@ def _refusal(func: torch._ops.OpOverload) -> str:
     base = rest.partition(".")[0]
     if space in _PLAIN_SPACES and (base in _REFUSED or base.startswith(("_test", "fbgemm_"))):
         return _REFUSED.get(base, "it is internal to torch")
+    if space == "aten" and is_for_kernels_only(base):
+        return "it is internal to torch, and no program records it"
     if not operator_is_dispatched(name):
         return "torch's dispatcher does not know it"
     plan = make_plan(func, 0)
@@ -326,6 +281,8 @@ def check_arguments(func: torch._ops.OpOverload, args: Any, kwargs: Any, *, chec
                 raise Refused(f"{ascii(one)[:80]} is no choice for {argument.name}")
             if not isinstance(one, _PLAIN) or (isinstance(one, torch.device) and one.type == "meta"):
                 raise Refused(f"{argument.name} is a {type(one).__name__}")
+            if isinstance(one, torch.Tensor) and (kind_of_memory := _without_looks(one)):
+                raise Refused(f"{argument.name} is {kind_of_memory}: no look at a call knows what its kernels believe")
             if (
                 isinstance(one, torch.Tensor)
                 and one.layout is not torch.strided
@@ -405,6 +362,15 @@ def depends_on_values(func: torch._ops.OpOverload) -> bool:
 def trusts_its_arguments(func: Any) -> bool:
     """Whether the kernel of an operator believes that its arguments fit: those of a call are not to be changed."""
     return isinstance(func, torch._ops.OpOverload) and schema_of(func).name.partition("::")[2] in _TRUSTING
+
+
+def _without_looks(t: torch.Tensor) -> str:
+    """The kind of a tensor whose memory is neither dense nor indices that were checked; empty for others."""
+    if t.is_nested:
+        return "nested"
+    if t.is_quantized:
+        return "quantized"
+    return "" if t.layout in _LAYOUTS else str(t.layout).removeprefix("torch.")
 
 
 def _overlaps_itself(t: torch.Tensor) -> bool:

@@ -71,6 +71,27 @@ def _rnn_of_mkldnn(given: Given) -> Iterator[str]:
                 return
 
 
+def _rnn_of_mkldnn_backward(given: Given) -> Iterator[str]:
+    found = tensors(given, "input", "weight1", "weight2", "weight3", "weight4", "hx_", "cx_tmp")
+    saved = tensors(given, "output", "hy_", "cy_", "workspace")
+    how = [given.get(name) for name in _HOW]
+    # The look at the forward call comes first: only calls that it accepts are made here.
+    if not found or not saved or any(value is None for value in how) or next(_rnn_of_mkldnn(given), ""):
+        return
+    # Which memory the forward call needs is known to its library only.
+    made = torch.ops.aten.mkldnn_rnn_layer.default(*found, *how)
+    grads = [given.get(name) for name in ("grad_output", "grad_hy", "grad_cy")]
+    pairs = [*zip(saved, made, strict=True), *((g, t) for g, t in zip(grads, made, strict=False) if g is not None)]
+    if not all((t.shape, t.dtype) == (m.shape, m.dtype) and t.is_contiguous() for t, m in pairs):
+        yield "its tensors are not those that its forward call returns"
+
+
+_HOW: Final = (
+    *("reverse", "batch_sizes", "mode", "hidden_size", "num_layers", "has_biases", "bidirectional", "batch_first"),
+    "train",
+)
+
+
 def _labels(given: Given) -> Iterator[str]:
     found = tensors(given, "log_probs", "targets")
     of_inputs, of_labels = _numbers(given.get("input_lengths")), _numbers(given.get("target_lengths"))
@@ -123,17 +144,20 @@ def _layers(given: Given) -> Iterator[str]:
         yield f"num_layers is {n}"
     states = given.get("hx")
     states = states if isinstance(states, (list, tuple)) else [states]
+    states = [*states, given.get("cx")]
     rows = 2 * n if given.get("bidirectional") else n
     if any(isinstance(t, torch.Tensor) and (t.dim() != 3 or t.shape[0] != rows) for t in states):
-        yield "hx has not a state for each layer and direction"
+        yield "hx or cx has not a state for each layer and direction"
 
 
 FAMILIES: Final[dict[str, Look]] = {
     r"_?scaled_dot_product\w*attention\w*": _attention,
     r"_scaled_dot_product_flash_attention_for_cpu\w*": _attention_of_cpu,
     r"mkldnn_rnn_layer\w*": _rnn_of_mkldnn,
+    "mkldnn_rnn_layer_backward": _rnn_of_mkldnn_backward,
     "_ctc_loss(_backward)?": _labels,
     "(_pad_packed_sequence|lstm|gru|rnn_tanh|rnn_relu)": _packed,
-    "(lstm|gru|rnn_tanh|rnn_relu)": _layers,
+    # Of other devices too: the CPU computes these by the operators above.
+    r"(lstm|gru|rnn_tanh|rnn_relu|(_cudnn|miopen)_rnn(_backward)?)": _layers,
 }
 """By a pattern of names without namespace and overload."""

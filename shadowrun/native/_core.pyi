@@ -190,6 +190,7 @@ class RecordHandler:
         counts: bool,
         written: tuple[int, ...],
         is_item: bool,
+        is_random: bool,
         /,
     ) -> None: ...
     def remove_operator(self, operator: object, /) -> None: ...

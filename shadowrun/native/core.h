@@ -77,10 +77,13 @@ typedef struct {
     int64_t n_dims;
     const int64_t *sizes, *strides;
     PyObject *dtype;
+    int32_t device; /* torch's number of the type; SR_TORCH_CPU */
 } SrPlace;
+enum { SR_TORCH_CPU = 0, SR_MAX_DEVICE_TYPES = 32 };
 
-/* Of an ordinary dense tensor on the CPU: 1; 0 where Python has to be asked. */
+/* Of an ordinary dense tensor on the CPU or on an accelerator with memory of its own: 1; 0 where Python has to be asked. */
 int sr_read_place(PyObject *tensor, SrPlace *place);
+int sr_read_tensor_anywhere(PyObject *tensor, SrTensor *found); /* as `sr_read_tensor`, likewise */
 
 int sr_read_storage_size(PyObject *tensor, int64_t *n_bytes); /* likewise */
 

@@ -18,7 +18,7 @@ typedef struct {
     /* In a recording; the returns are `Returns` of recording/call_results.py: */
     char is_left;    /* all its calls go to Python from here on */
     char is_watched; /* Python watches some of its calls; see recording/undeclared_writes.py */
-    char has_values, is_view, counts, is_item;
+    char has_values, is_view, counts, is_item, is_random;
     int written[SR_MAX_WRITTEN]; /* positions of the arguments that it writes to */
     int n_returns;
     uint64_t aliases, uninitialised; /* returns that are arguments it writes to; returns without values */
@@ -33,6 +33,7 @@ typedef struct {
     long long entered;
     SrOrigin origin;   /* from when it was found, until `sr_drop_origin` */
     long long context; /* number */
+    PyObject *device;  /* in a recording: borrowed, its name; NULL: the handler's */
 } SrCall;
 
 /* The first fields of a handler. */

@@ -25,12 +25,18 @@ int sr_renew_storage_rows(SrStorageRows *self, long long version); /* forget all
 /* Whether no write was missed since the last recorded one. */
 int sr_is_current(SrStorageRows *self, long long version);
 
+/* The first tensor of a call that is not on the CPU: borrowed, or NULL; and the type of its device. */
+typedef struct {
+    PyObject *tensor;
+    int32_t type;
+} SrOnDevice;
+
 /* record_rows.c; `rows`: a TensorRows. */
 enum { SR_ROW_BYTES = 92, SR_MANY_ROWS = 20000 };
 int sr_add_tensor_rows_type(PyObject *module);
 int sr_is_tensor_rows(PyObject *value);
 /* A list; NULL, perhaps with an exception, where Python has to look. */
-PyObject *sr_rows_of_inputs(PyObject *rows, PyObject *args, PyObject *kwargs);
+PyObject *sr_rows_of_inputs(PyObject *rows, PyObject *args, PyObject *kwargs, SrOnDevice *found);
 long long sr_row_number(PyObject *rows, PyObject *row); /* of such a list; -1, perhaps with an exception */
 /* Done; a fallback, where nothing was done; an error, after which some may have been added. */
 sr_result sr_add_rows(PyObject *rows, const SrOperator *operator, PyObject *args, PyObject *out, long long base);

@@ -1,4 +1,4 @@
-/* Fast path of `__torch_dispatch__` in a recording: calls on plain tensors of the CPU whose rows are known.
+/* Fast path of `__torch_dispatch__` in a recording: calls on plain tensors whose rows are known, on the CPU or an accelerator.
  *
  * It does what recording/call_recorder.py does, and leaves every other call to it: before anything is done, or after the
  * program's own call, where a result is of another kind. tests/recording/test_native_rows.py holds the two against each
@@ -21,11 +21,14 @@ typedef struct {
     PyObject *occurrences; /* dict: (number of the operator, module, phase) to calls so far */
     PyObject *calls, *inputs, *results, *rungs, *samples, *row_rungs; /* bytearrays */
     PyObject *new_context; /* callable(plan, origin, device, args, kwargs): number of a context */
-    PyObject *conclude;    /* callable(origin, inputs, plan, args, kwargs, out): record a call that has run */
+    PyObject *conclude;    /* callable(origin, inputs, device, plan, args, kwargs, out): record a call that has run */
     PyObject *raised;      /* callable(plan, args, kwargs): the program's call raised */
     PyObject *failed;      /* callable(plan, error): a call could not be recorded */
     PyObject *look;        /* callable(): called after each 16 calls */
     PyObject *schedule;    /* WatchSchedule */
+    PyObject *device_name; /* callable(tensor): its device's, interned */
+    PyObject *may_record;  /* callable(): calls on accelerators may be recorded here */
+    PyObject *names[SR_MAX_DEVICE_TYPES]; /* owned: what `device_name` answered, by type */
     Py_ssize_t slots[N_SLOTS];
     Py_ssize_t n_running; /* calls of the program that were made here and have not ended */
 } RecordHandler;
@@ -59,6 +62,35 @@ static void record_leave(RecordHandler *self, PyObject *release) {
     sr_release(release);
 }
 
+/* Whether a call on an accelerator is recorded here, and if so, the name of its device. */
+static int record_on_device(RecordHandler *self, SrCall *call, const SrOnDevice *found) {
+    /* Python notes the state of the generator before the first draw. */
+    if (call->operator->is_random || found->type < 0 || found->type >= SR_MAX_DEVICE_TYPES || !sr_answers(self->may_record, Py_True)) {
+        return 0;
+    }
+    PyObject **name = &self->names[found->type];
+    if (*name == NULL) {
+        *name = PyObject_CallOneArg(self->device_name, found->tensor);
+    }
+    call->device = *name;
+    return *name != NULL;
+}
+
+/* Whether all inputs are on the CPU and the result may be elsewhere. */
+static int record_leaves_cpu(SrCall *call) {
+    SR_NAME(device, "device") { return 1; }
+    SR_NAME(type, "type") { return 1; }
+    PyObject *wanted = PyDict_GET_SIZE(call->kwargs) ? PyDict_GetItemWithError(call->kwargs, device) : NULL;
+    if (wanted == NULL || wanted == Py_None) {
+        return PyErr_Occurred() != NULL;
+    }
+    PyObject *name = PyObject_GetAttr(wanted, type);
+    int stays = name != NULL && PyUnicode_Check(name) && PyUnicode_CompareWithASCIIString(name, "cpu") == 0;
+    Py_XDECREF(name);
+    PyErr_Clear();
+    return !stays;
+}
+
 /* What is known before the call: its origin and the rows of its inputs. A fallback where Python has to look. */
 static sr_result record_before(RecordHandler *self, SrCall *call, PyObject **inputs) {
     if (!record_enter(self)) {
@@ -68,9 +100,11 @@ static sr_result record_before(RecordHandler *self, SrCall *call, PyObject **inp
     sr_result done = SR_FALLBACK;
     *inputs = NULL;
     if (sr_find_origin((SrOrigins *)self->head.origins, 0, &call->origin) == SR_DONE) {
-        *inputs = sr_rows_of_inputs(self->rows, call->args, call->kwargs);
+        SrOnDevice on_device;
+        *inputs = sr_rows_of_inputs(self->rows, call->args, call->kwargs, &on_device);
+        int is_known = *inputs != NULL && (on_device.tensor == NULL ? !record_leaves_cpu(call) : record_on_device(self, call, &on_device));
         /* Last, since it counts the call: one that is left to Python is counted there. */
-        int is_left = *inputs == NULL || (call->operator->is_watched && sr_is_next_watched(self->schedule, call->operator->index, call->args, call->kwargs));
+        int is_left = !is_known || (call->operator->is_watched && sr_is_next_watched(self->schedule, call->operator->index, call->args, call->kwargs));
         done = is_left ? SR_FALLBACK : SR_DONE;
         if (done != SR_DONE) {
             sr_drop_origin(&call->origin);
@@ -85,12 +119,13 @@ static sr_result record_before(RecordHandler *self, SrCall *call, PyObject **inp
 /* The number of the call's context: -1 with an exception. */
 static long long record_context(RecordHandler *self, SrCall *call) {
     long long number = -1;
-    if (sr_context_number(self->head.cache, self->head.contexts, call->operator->index, self->head.device, &call->origin, call->args,
+    PyObject *device = call->device == NULL ? self->head.device : call->device;
+    if (sr_context_number(self->head.cache, self->head.contexts, call->operator->index, device, &call->origin, call->args,
                           call->kwargs, 1, &number)) {
         return number;
     }
     PyObject *origin = PyErr_Occurred() ? NULL : sr_pack_origin(call);
-    PyObject *given[] = {call->operator->plan, origin, self->head.device, call->args, call->kwargs};
+    PyObject *given[] = {call->operator->plan, origin, device, call->args, call->kwargs};
     PyObject *found = origin == NULL ? NULL : PyObject_Vectorcall(self->new_context, given, 5, NULL);
     number = found == NULL ? -1 : PyLong_AsLongLong(found);
     Py_XDECREF(origin);
@@ -203,8 +238,9 @@ static int record_after(RecordHandler *self, SrCall *call, PyObject *inputs, PyO
     Py_DECREF(release);
     if (done == SR_FALLBACK) {
         PyObject *origin = sr_pack_origin(call);
-        PyObject *given[] = {origin, inputs, call->operator->plan, call->args, call->kwargs, out};
-        PyObject *concluded = origin == NULL ? NULL : PyObject_Vectorcall(self->conclude, given, 6, NULL);
+        PyObject *device = call->device == NULL ? self->head.device : call->device;
+        PyObject *given[] = {origin, inputs, device, call->operator->plan, call->args, call->kwargs, out};
+        PyObject *concluded = origin == NULL ? NULL : PyObject_Vectorcall(self->conclude, given, 7, NULL);
         Py_XDECREF(origin);
         Py_XDECREF(concluded);
         return concluded == NULL && sr_interrupted() ? -1 : 0;
@@ -253,13 +289,13 @@ static sr_result record_handle(SrHandler *head, SrCall *call, PyObject **out) {
 
 /* add_operator(operator, plan, run, index, whether some of its calls are watched, returns, returns that are arguments, returns
  * without values, has values, is a view, counts as a write, positions of the arguments that are written to, whether it
- * returns the number of a tensor): its calls may come here. */
+ * returns the number of a tensor, whether it may draw random numbers): its calls may come here. */
 static PyObject *record_add_operator(RecordHandler *self, PyObject *args) {
     PyObject *func, *plan, *run, *index, *written;
-    int is_watched, n_returns, has_values, is_view, counts, is_item;
+    int is_watched, n_returns, has_values, is_view, counts, is_item, is_random;
     unsigned long long aliases, uninitialised;
-    if (!PyArg_ParseTuple(args, "OOOO!piKKpppO!p:add_operator", &func, &plan, &run, &PyLong_Type, &index, &is_watched, &n_returns,
-                          &aliases, &uninitialised, &has_values, &is_view, &counts, &PyTuple_Type, &written, &is_item)) {
+    if (!PyArg_ParseTuple(args, "OOOO!piKKpppO!pp:add_operator", &func, &plan, &run, &PyLong_Type, &index, &is_watched, &n_returns,
+                          &aliases, &uninitialised, &has_values, &is_view, &counts, &PyTuple_Type, &written, &is_item, &is_random)) {
         return NULL;
     }
     int positions[SR_MAX_WRITTEN] = {0}, n_written = sr_read_written(written, SR_MAX_WRITTEN, positions);
@@ -271,7 +307,7 @@ static PyObject *record_add_operator(RecordHandler *self, PyObject *args) {
     memcpy(operator->written, positions, sizeof positions);
     operator->is_left = 0;
     operator->is_watched = (char)is_watched, operator->has_values = (char)has_values, operator->is_view = (char)is_view;
-    operator->counts = (char)counts, operator->is_item = (char)is_item;
+    operator->counts = (char)counts, operator->is_item = (char)is_item, operator->is_random = (char)is_random;
     operator->n_returns = n_returns, operator->aliases = aliases, operator->uninitialised = uninitialised;
     Py_RETURN_NONE;
 }
@@ -313,6 +349,8 @@ static const SrField record_fields[] = {
     SR_FIELD(RecordHandler, failed),
     SR_FIELD(RecordHandler, look),
     SR_FIELD(RecordHandler, schedule),
+    SR_FIELD(RecordHandler, device_name),
+    SR_FIELD(RecordHandler, may_record),
     {NULL, 0},
 };
 
@@ -355,6 +393,9 @@ static int record_traverse(RecordHandler *self, visitproc visit, void *arg) {
 
 static int record_clear(RecordHandler *self) {
     sr_clear_handler(&self->head, record_fields); /* first its operators, so that no call comes here any more */
+    for (int i = 0; i < SR_MAX_DEVICE_TYPES; i++) {
+        Py_CLEAR(self->names[i]);
+    }
     return 0;
 }
 

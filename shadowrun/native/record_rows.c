@@ -1,7 +1,7 @@
 /* Rows of the tensors of a call, in and out: the fast half of recording/call_results.py and recording/data_flow.py.
  *
- * It answers for plain tensors on the CPU, which nearly all are, and leaves every other call to Python before anything is
- * done. Both work on the same objects: rows by storage, forms, and the columns of the block that is being filled.
+ * It answers for plain tensors with memory of their own, which nearly all are, and leaves every other call to Python before
+ * anything is done; Python digests those of accelerators. Both work on the same objects: rows by storage, forms, and the columns of the block that is being filled.
  */
 
 #include "digest.h"
@@ -121,10 +121,15 @@ static SrStorageRows *rows_renewed(TensorRows *self, PyObject *tensor, const SrP
 /* -- inputs */
 
 /* The row with a tensor's values: owned; NULL, perhaps with an exception, where Python has to look. */
-static PyObject *rows_of_input(TensorRows *self, PyObject *tensor) {
+static PyObject *rows_of_input(TensorRows *self, PyObject *tensor, SrOnDevice *on_device) {
     SrPlace place;
     long long version;
-    SrStorageRows *storage = sr_read_place(tensor, &place) ? rows_storage(self, &place) : NULL;
+    int known = sr_read_place(tensor, &place);
+    SrStorageRows *storage = known ? rows_storage(self, &place) : NULL;
+    if (known && place.device != SR_TORCH_CPU && on_device->tensor == NULL) {
+        on_device->tensor = tensor;
+        on_device->type = place.device;
+    }
     if (storage == NULL || sr_read_version(tensor, &version) || !sr_is_current(storage, version)) {
         return NULL;
     }
@@ -152,9 +157,9 @@ long long sr_row_number(PyObject *rows, PyObject *row) {
 }
 
 /* Append the rows of the tensors in a value: 1; 0, perhaps with an exception, where Python has to. */
-static int rows_note(TensorRows *self, PyObject *value, PyObject *found, int depth) {
+static int rows_note(TensorRows *self, PyObject *value, PyObject *found, SrOnDevice *on_device, int depth) {
     if (sr_is_tensor(value)) {
-        PyObject *row = rows_of_input(self, value);
+        PyObject *row = rows_of_input(self, value, on_device);
         int failed = row == NULL || PyList_Append(found, row);
         Py_XDECREF(row);
         return !failed;
@@ -162,7 +167,7 @@ static int rows_note(TensorRows *self, PyObject *value, PyObject *found, int dep
     if (PyList_CheckExact(value) || PyTuple_CheckExact(value)) {
         for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); i++) {
             PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(value, i));
-            int done = depth < MAX_DEPTH && rows_note(self, item, found, depth + 1);
+            int done = depth < MAX_DEPTH && rows_note(self, item, found, on_device, depth + 1);
             Py_DECREF(item);
             if (!done) {
                 return 0;
@@ -174,17 +179,18 @@ static int rows_note(TensorRows *self, PyObject *value, PyObject *found, int dep
            sr_is_exact(value) == 1 || sr_is_tensor_or_subclass(value) == 0;
 }
 
-PyObject *sr_rows_of_inputs(PyObject *rows, PyObject *args, PyObject *kwargs) {
+PyObject *sr_rows_of_inputs(PyObject *rows, PyObject *args, PyObject *kwargs, SrOnDevice *on_device) {
     TensorRows *self = (TensorRows *)rows;
     PyObject *found = PyList_New(0), *name, *value;
     if (found == NULL) {
         return NULL;
     }
-    int done = rows_note(self, args, found, 0);
+    on_device->tensor = NULL;
+    int done = rows_note(self, args, found, on_device, 0);
     Py_ssize_t position = 0;
     while (done && PyDict_Next(kwargs, &position, &name, &value)) {
         Py_INCREF(value);
-        done = rows_note(self, value, found, 0);
+        done = rows_note(self, value, found, on_device, 0);
         Py_DECREF(value);
     }
     if (!done || !PyList_GET_SIZE(found)) { /* without a tensor, a keyword says where the call runs */
@@ -349,7 +355,7 @@ static int rows_can_add(TensorRows *self, const SrOperator *operator, PyObject *
         return rows_storage(self, &place) != NULL;
     }
     /* A result in known memory is none of its own: Python looks at it. */
-    if ((!is_written && rows_storage(self, &place) != NULL) || !sr_read_tensor(tensor, &t)) {
+    if ((!is_written && rows_storage(self, &place) != NULL) || !sr_read_tensor_anywhere(tensor, &t)) {
         return 0;
     }
     *n_bytes = sr_n_bytes(&t);

@@ -30,7 +30,7 @@ static PyObject *shape_descriptor, *dtype_descriptor, *cpu_descriptor, *neg_desc
 static PyObject *strided;        /* torch.strided */
 static int dlpack_failures, dlpack_rests; /* recent refusals of DLPack; calls for which it is not used */
 
-enum { MAX_CODES = 128, MAX_DIMS = 64, SHIM_CPU = 0, FIRST_PAGE = 4096 }; /* torch has at most 64 dimensions */
+enum { MAX_CODES = 128, MAX_DIMS = 64, FIRST_PAGE = 4096 }; /* torch has at most 64 dimensions */
 
 static struct {
     Py_ssize_t offset; /* of the at::Tensor in its Python object; 0: unknown, the shim is not used */
@@ -38,6 +38,7 @@ static struct {
     SrShimAsk n_dims, sizes, dtype, device;
     PyObject *dtypes[MAX_CODES]; /* by torch's number; there is one each for the process */
     char refused[MAX_CODES];     /* the dtypes that DLPack does not know */
+    char refused_elsewhere;      /* DLPack does not know an accelerator */
 } shim;
 
 /* Of others, some have no sizes, and the shim would print that to stderr. */
@@ -174,7 +175,7 @@ static int32_t tensor_dense_dtype(PyObject *value) {
     if (shim.offset != 0 && sr_is_tensor(value)) {
         void *asked = sr_plain_tensor(value);
         int known = asked != NULL && shim.device(asked, &type) == 0 && shim.dtype(asked, &code) == 0;
-        return known && type == SHIM_CPU && code >= 0 && code < MAX_CODES ? code : -1;
+        return known && type == SR_TORCH_CPU && code >= 0 && code < MAX_CODES ? code : -1;
     }
     SR_NAME(layout, "layout") { return -1; }
     PyObject *answer = tensor_attribute(value, layout_descriptor, layout);
@@ -204,6 +205,40 @@ int sr_read_tensor(PyObject *value, SrTensor *found) {
         return 0;
     }
     dlpack_failures -= dlpack_failures > 0; /* a few among many are no reason to stop */
+    return 1;
+}
+
+/* The type of the device of a plain tensor whose memory is its own: of the CPU, CUDA or ROCm, XPU, and of devices that a
+ * package brings. Others, as meta and XLA, have values elsewhere or none: -1. */
+static int32_t tensor_device(void *asked) {
+    static const int32_t with_memory[] = {SR_TORCH_CPU, 1, 12, 20};
+    int64_t number;
+    int32_t type;
+    if (asked == NULL || shim_ask(shim.device, asked, &number)) {
+        return -1;
+    }
+    memcpy(&type, &number, sizeof type);
+    for (size_t i = 0; i < sizeof with_memory / sizeof *with_memory; i++) {
+        if (type == with_memory[i]) {
+            return type;
+        }
+    }
+    return -1;
+}
+
+int sr_read_tensor_anywhere(PyObject *tensor, SrTensor *found) {
+    int32_t device = tensor_device(sr_plain_tensor(tensor));
+    if (device == SR_TORCH_CPU) {
+        return sr_read_tensor(tensor, found);
+    }
+    if (device < 0 || shim.refused_elsewhere) {
+        return 0;
+    }
+    if (dlpack_from_object(tensor, found) != 0) {
+        PyErr_Clear();
+        shim.refused_elsewhere = 1;
+        return 0;
+    }
     return 1;
 }
 
@@ -239,7 +274,7 @@ int sr_is_cpu_tensor(PyObject *tensor) {
     if (asked != NULL && shim_ask(shim.device, asked, &number) == 0) {
         int32_t type;
         memcpy(&type, &number, sizeof type);
-        return type == SHIM_CPU;
+        return type == SR_TORCH_CPU;
     }
     PyObject *answer = tensor_attribute(tensor, cpu_descriptor, is_cpu);
     int is_there = answer == Py_True;
@@ -378,7 +413,7 @@ PyObject *sr_setup_places(PyObject *module, PyObject *const *args, Py_ssize_t n)
 int sr_read_place(PyObject *tensor, SrPlace *place) {
     void **asked = places.storage_at ? sr_plain_tensor(tensor) : NULL;
     if (asked == NULL || !sr_shape_and_dtype(tensor, &place->n_dims, &place->sizes, &place->dtype) ||
-        !sr_is_cpu_tensor(tensor) || places.strides(asked, (void *)&place->strides) || places.offset(asked, &place->offset)) {
+        (place->device = tensor_device(asked)) < 0 || places.strides(asked, (void *)&place->strides) || places.offset(asked, &place->offset)) {
         return 0;
     }
     memcpy(&place->storage, (char *)*asked + places.storage_at, sizeof place->storage);

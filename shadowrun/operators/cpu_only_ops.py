@@ -7,11 +7,13 @@ it has to support, so that is replayed.
 
 from __future__ import annotations
 
+import contextvars
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional as F  # noqa: N812
 
+from shadowrun.intercept.checked_calls import looks_of_file
 from shadowrun.intercept.threads import OwnThread
 
 if TYPE_CHECKING:
@@ -120,10 +122,12 @@ def in_thread(run: Callable[[], list[Any]]) -> list[Any]:
     """Run as a user would: a mode's handler has autograd excluded, and Functionalize; a new thread has not."""
     results: list[list[Any]] = []
     errors: list[BaseException] = []
+    context = contextvars.copy_context()
 
     def body() -> None:
         try:
-            results.append(run())
+            with context.run(looks_of_file):
+                results.append(run())
         except BaseException as error:
             errors.append(error)
 

@@ -24,6 +24,7 @@ __all__ = [
     "compute_lazy",
     "cuda_driver_version",
     "cuda_precisions",
+    "current_cuda_stream",
     "deterministic_state",
     "dispatch_key",
     "init_lazy",
@@ -273,6 +274,15 @@ def below_autograd() -> Any:
     Without ``torch._C._AutoDispatchBelowAutograd`` they run through autograd, which records nothing under no_grad.
     """
     return torch._C._AutoDispatchBelowAutograd()
+
+
+def current_cuda_stream(index: int) -> int | None:
+    """The handle of a device's current stream; None where this torch does not give it.
+
+    Seen on 2.11 and 2.13, in builds for CUDA and ROCm (0.1 µs; an object for the stream takes 2 µs).
+    """
+    read = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return None if read is None else int(read(index))
 
 
 def lazy_available() -> bool:

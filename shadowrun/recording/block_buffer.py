@@ -116,6 +116,10 @@ class BlockBuffer:
             return
         for column, size in zip(self._columns, self._mark, strict=True):
             del column[size:]
+        self.forget_dropped()
+
+    def forget_dropped(self) -> None:
+        """Rows at the end of the columns were removed: forget digests that they wait for."""
         while self._awaited and self._awaited[-1][1] >= len(self.results):
             self._awaited.pop()
 

@@ -140,6 +140,7 @@ class CallRecorder:
             "raised": self._raised,
             "failed": self._dropped,
             "look": self._look,
+            "may_record": lambda: not (self._inputs.has_graphs or is_capturing()),
         }
         return make_native_calls(
             *(buffer, self._flow, self._results, self._undeclared, self.attribution, self._selection, parts),
@@ -434,13 +435,16 @@ class CallRecorder:
         self,
         origin: Origin,
         inputs: list[int | Leaf],
+        device: str,
         plan: OpPlan,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         out: Any,
     ) -> None:
         """A call that has run returned something else than plain tensors."""
-        self._after(NotedCall(origin, inputs), plan, args, kwargs, out)
+        noted = NotedCall(origin, inputs)
+        noted.device = device
+        self._after(noted, plan, args, kwargs, out)
 
     def _raised(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The program's call raised: what it has written to until then is not known."""
@@ -449,6 +453,8 @@ class CallRecorder:
     def _dropped(self, plan: OpPlan, error: BaseException) -> None:
         """A call that has run could not be recorded, and its rows were removed."""
         self._flow.clear()
+        if self._buffer is not None:
+            self._buffer.forget_dropped()
         if isinstance(error, Exception):
             self._failed(plan, error)
 

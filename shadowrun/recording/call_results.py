@@ -11,7 +11,6 @@ from shadowrun.platforms.backends import FUNCTIONALIZING
 from shadowrun.recording.data_flow import DataFlow, Leaf
 from shadowrun.recording.digests import await_digest
 from shadowrun.recording.model import NONE, Kind
-from shadowrun.recording.waiting_digests import packed
 from shadowrun.replay.call import argument
 from shadowrun.torch_private import is_zero_tensor, schema_of
 
@@ -128,10 +127,6 @@ class CallResults:
         found = self.digest(value) if has_values else None
         base = self._flow.written(value, form, buffer.n_results)
         buffer.add_result(Kind.WRITTEN, position, form, found, base)
-
-    def digest_now(self, t: torch.Tensor) -> Packed | None:
-        """As `digest`, waited for."""
-        return packed(self.digest(t))
 
     def digest(self, t: torch.Tensor) -> Packed | Awaited | None:
         """Digest a tensor, with the ladders of rows that are wanted."""

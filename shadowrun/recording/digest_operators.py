@@ -22,9 +22,14 @@ if TYPE_CHECKING:
     from shadowrun.recording.number_formats import NumberFormat
 
 __all__ = [
+    "FIRST_FACTOR",
+    "GAMMA",
     "GROUP",
+    "N_CLASSES",
+    "N_ENDS",
     "ROW",
     "SCALE",
+    "SECOND_FACTOR",
     "STATISTICS_BYTES",
     "VANISHING",
     "Found",
@@ -34,6 +39,7 @@ __all__ = [
     "classes",
     "digest_parts",
     "pack_digests",
+    "pick_sums",
 ]
 
 Ints = npt.NDArray[np.int64]
@@ -56,7 +62,7 @@ SCALE: Final = 2.0**600
 _STATISTICS: Final = struct.Struct("<6q3d")
 STATISTICS_BYTES: Final = _STATISTICS.size
 # Of splitmix64, as signed numbers.
-_GAMMA, _FIRST, _SECOND = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
+GAMMA, FIRST_FACTOR, SECOND_FACTOR = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 
 
 class Parts(NamedTuple):
@@ -85,8 +91,8 @@ class Found(NamedTuple):
     """What is found of parts.
 
     Attributes:
-        sums: (parts, bits of the dtype + classes): `plane(j)` of the ladder's definition, then elements of each class
-            in the order of `digests.Digest`, of each code, or that are 0.
+        sums: (parts, bits of the dtype + classes), up to the end of each part: `plane(j)` of the ladder's definition,
+            then elements of each class in the order of `digests.Digest`, of each code, or that are 0.
         ends: (groups, N_ENDS): lowest and highest finite number in the order of the format, and sums of the squares of
             small, other and large ones, in float64.
         samples: Bits of the sampled elements.
@@ -130,8 +136,12 @@ def digest_parts(memory: torch.Tensor, dtype: torch.dtype, form: NumberFormat, p
     each = torch.cat([ends, none]).index_select(0, of_groups_there).reshape(-1, _ROWS_OF_GROUP, N_ENDS)
     squares = each[:, :, 2:].contiguous().view(torch.float64).sum(1).view(torch.int64)
     ends = torch.cat([each[:, :, :1].amin(1), each[:, :, 1:2].amax(1), squares], 1)
-    # Sums up to the last row of each part: their differences are those of the parts.
-    return Found(sums.cumsum(0).index_select(0, last), ends, memory.index_select(0, positions).to(torch.int64))
+    return Found(pick_sums(sums, last), ends, memory.index_select(0, positions).to(torch.int64))
+
+
+def pick_sums(sums: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    """`Found.sums` from those of pieces of parts, in order, and the last piece of each part."""
+    return sums.cumsum(0).index_select(0, last)
 
 
 def _of_rows(
@@ -175,9 +185,9 @@ def _planes(bits: torch.Tensor, block: torch.Tensor, width: int) -> torch.Tensor
 
 def _keys(blocks: torch.Tensor) -> torch.Tensor:
     """`ladder.keys`: splitmix64, whose shifts are logical."""
-    z = blocks * _GAMMA + _GAMMA
-    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _FIRST
-    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _SECOND
+    z = blocks * GAMMA + GAMMA
+    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * FIRST_FACTOR
+    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * SECOND_FACTOR
     return z ^ ((z >> 31) & ((1 << 33) - 1)) | 1
 
 

@@ -6,6 +6,7 @@ It records plain calls on the CPU and leaves others to `CallRecorder`; see nativ
 from __future__ import annotations
 
 import functools
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shadowrun.intercept import torchapi
@@ -15,14 +16,18 @@ from shadowrun.native.tensors import reads_places
 from shadowrun.recording import undeclared_writes
 from shadowrun.recording.call_results import ITEM, number_form
 from shadowrun.recording.data_flow import Leaf
+from shadowrun.recording.waiting_digests import Awaited
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    import torch
 
     from shadowrun.intercept.attribution import Attribution
     from shadowrun.recording.block_buffer import BlockBuffer
     from shadowrun.recording.call_results import CallResults
     from shadowrun.recording.data_flow import DataFlow
+    from shadowrun.recording.digests import Packed
     from shadowrun.recording.undeclared_writes import UndeclaredWrites
     from shadowrun.schedule.selection import Selection
 
@@ -97,6 +102,7 @@ class NativeCalls(NamedTuple):
             bool(plan.mutated),
             tuple(a.position for a in plan.mutated),
             plan.name == ITEM,
+            plan.action is Action.RANDOM,
         )
 
 
@@ -126,10 +132,16 @@ def make_native_calls(
     if core is None or not reads_places or attribution.native_origins is None:
         return None
     columns = {name: getattr(buffer, name) for name in ("results", "rungs", "samples", "row_rungs")}
+
+    def digest(t: torch.Tensor) -> Packed | None:
+        # Its row comes next.
+        found = results.digest(t)
+        return buffer.reserve(found) if isinstance(found, Awaited) else found
+
     rows = buffer.native_rows = core.TensorRows(
         storages=flow.storages,
         form=buffer.form,
-        digest=results.digest_now,
+        digest=digest,
         number_form=functools.partial(number_form, buffer),
         leaf=Leaf,
         plain_digests=not n_rows,
@@ -149,6 +161,7 @@ def make_native_calls(
         inputs=buffer.inputs,
         new_context=buffer.context,
         schedule=undeclared.schedule,
+        device_name=lambda t: sys.intern(t.device.type),
         **parts,
         **columns,
     )

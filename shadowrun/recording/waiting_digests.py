@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
+import warnings
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from shadowrun.errors import ShadowrunWarning
+from shadowrun.platforms.torchplatform import current_cuda_stream
 from shadowrun.recording.digest_operators import (
     GROUP,
     ROW,
@@ -26,7 +30,7 @@ from shadowrun.recording.digest_operators import (
     pack_digests,
 )
 from shadowrun.recording.model import sample_positions
-from shadowrun.recording.number_formats import NUMBER_FORMATS, NumberFormat
+from shadowrun.recording.number_formats import NUMBER_FORMATS, Encoding, NumberFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +45,7 @@ _MAX_STREAMS: Final = 4
 # Each tensor begins at a multiple of so many bytes, which is a row of any dtype.
 _ALIGNMENT: Final = 8 * ROW
 _PROBED_ROWS: Final = 40
+_WITH_TRITON: Final = frozenset({"cuda", "xpu"})  # ROCm is "cuda"
 
 
 class Awaited:
@@ -112,13 +117,16 @@ class WaitingDigests:
             n_leading: Its size.
             n_parts: Of which a number consists: 2 for complex ones, whose parts are in the last dimension.
         """
-        stream = _stream(t.device)
-        memory = self._memories.get(stream)
+        device = t.device
+        # By its handle: an object for the stream is slow to make.
+        handle = current_cuda_stream(device.index) if device.type == "cuda" else None
+        key = device, _stream(device) if handle is None else handle
+        memory = self._memories.get(key)
         if memory is None:
             if len(self._memories) >= _MAX_STREAMS:
                 self.settle()
                 self._memories.clear()
-            memory = self._memories[stream] = _Memory(*stream, self._memory_bytes)
+            memory = self._memories[key] = _Memory(device, _stream(device), self._memory_bytes)
         return memory.add(t, n_ladders, n_leading, n_parts, self.settle)
 
     def settle(self) -> None:
@@ -133,16 +141,19 @@ class WaitingDigests:
 
 def is_capturing() -> bool:
     """Whether the current stream of CUDA's is being captured: nothing may be launched or waited for."""
-    is_running: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return is_running and torch.cuda.is_current_stream_capturing()
+    try:
+        is_running: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return is_running and torch.cuda.is_current_stream_capturing()
+    except RuntimeError:  # the default stream may not even be asked while another thread captures
+        return True
 
 
-def _stream(device: torch.device) -> tuple[torch.device, Any]:
-    """A device with its current stream; with None where it has one only."""
+def _stream(device: torch.device) -> Any:
+    """A device's current stream; None where it has one only."""
     module = torch.cuda if device.type == "cuda" else getattr(torch, device.type, None)
     if hasattr(module, "stream") and hasattr(module, "current_stream"):
-        return device, module.current_stream(device)  # type: ignore[union-attr]
-    return device, None
+        return module.current_stream(device)  # type: ignore[union-attr]
+    return None
 
 
 class _Waiting:
@@ -332,6 +343,31 @@ class _Way(Protocol):
     ) -> Found: ...
 
 
+_warned: set[str] = set()
+
+
+def _warn_of_kernel(reason: str) -> None:
+    """Once: the recording is the same, and slower."""
+    if not _warned:
+        _warned.add(reason)
+        # The program may have warnings raised as errors.
+        with contextlib.suppress(ShadowrunWarning):
+            warnings.warn(
+                f"shadowrun digests tensors by operators on integers, which is slower than its Triton kernel: {reason}",
+                ShadowrunWarning,
+                stacklevel=2,
+            )
+
+
+def _by_kernel(device_type: str) -> _Way:
+    if device_type not in _WITH_TRITON or importlib.util.find_spec("triton") is None:
+        return digest_parts
+    # Only there: the import takes half a second.
+    from shadowrun.recording.digest_kernel import digest_parts_by_kernel
+
+    return digest_parts_by_kernel
+
+
 def _on_host(memory: torch.Tensor, dtype: torch.dtype, form: NumberFormat, parts: Parts, samples: Ints) -> Found:
     return digest_parts(memory.cpu(), dtype, form, parts, samples)
 
@@ -348,11 +384,17 @@ def way_on(device_type: str, dtype: torch.dtype) -> _Way:
     parts = Parts(*np.array([(0, 5, 0), (ROW, (_PROBED_ROWS - 1) * ROW - 3, 2 * ROW)]).T)
     samples = np.array([1, 3, 700])
     wanted = digest_parts(memory, dtype, form, parts, samples)
-    for way in (digest_parts,):
-        # It lacks an operator or a dtype, say.
-        with contextlib.suppress(NotImplementedError, TypeError, RuntimeError):
+    for find in (_by_kernel, lambda _: digest_parts):
+        # A device lacks an operator or a dtype, say; Triton, a compiler.
+        try:
+            way = find(device_type)
             if _agree(way(memory.to(device_type), dtype, form, parts, samples), wanted):
                 return way
+            reason = "other digests than on the CPU"
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"[:300]
+        if find is _by_kernel and device_type in _WITH_TRITON and form.encoding is not Encoding.CODES:
+            _warn_of_kernel(reason)
     return _on_host
 
 

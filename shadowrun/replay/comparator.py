@@ -146,6 +146,12 @@ class Comparator:
         held, self._held = self._held, None
         return held
 
+    def forget_verdicts(self) -> None:
+        """Have each call judged as if it were the first of its context."""
+        self.bounds.by_context.clear()
+        if self._roundings is not None:
+            self._roundings = KnownRoundings()
+
     def every_second(self) -> None:
         """Have the next call of another operator looked at, about once a second."""
         index = self.effects.next_due()
@@ -162,6 +168,15 @@ class Comparator:
         elif plan.index in self.watched and plan.index not in self.suspects:
             self.watched.discard(plan.index)
         return self.effects.check(plan, pristine) if wanted else None
+
+    def look_at_memory(self, call: Call, pristine: Arguments) -> Looked | None:
+        """A forbidden effect on memory of a call whose results are equal, and were compared where they lie.
+
+        Args:
+            call: The call, with its context.
+            pristine: Inputs as before the call, on the CPU or on the target's device.
+        """
+        return self._memory_effects(call, call.plan, pristine)
 
     def confirmed_ns(self, plan: OpPlan, actual_ns: int, expected_ns: int, again: Callable[[], CallRun]) -> int:
         """Time of the target's run, measured again before an operator is called slow.

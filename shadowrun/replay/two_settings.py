@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from shadowrun.replay.call import Call
     from shadowrun.replay.copies import Arguments
     from shadowrun.replay.executor import Executor
+    from shadowrun.replay.memory_effects import Looked
 
 __all__ = ["TwoSettingsPath"]
 
@@ -229,10 +230,17 @@ class TwoSettingsPath:
         context, call = self._context, pending.call
         comparator, actual, expected = context.comparator, pending.actual, pending.expected
         try:
-            new = comparator.effects.may_be_due(call.plan, call.context)
-            # A match leaves all copies on the device.
-            if not different and not new and actual.fallback is None:
-                context.recorder.match(call.context, expected.ns / 1000, actual.ns / 1000)
+            # A match leaves all copies on the device: to look at memory they are as good there.
+            if not different and actual.fallback is None:
+                times = expected.ns / 1000, actual.ns / 1000
+                looked: Looked | None = None
+                if comparator.effects.may_be_due(call.plan, call.context):
+                    looked = with_isolated_warnings(comparator.look_at_memory, (), (call, pending.pristine))
+                if looked is None:
+                    context.recorder.match(call.context, *times)
+                else:
+                    captured = context.recorder.keep(call.plan, looked[0], pending.pristine)
+                    context.recorder.verdict(call.context, *looked, times=times, captured=captured)
                 return
             written = written_to(call.plan, *pending.pristine)
             pristine = mirror(*pending.pristine, _CPU, self._max_bytes, written=written)

@@ -23,7 +23,7 @@ from shadowrun.intercept.torchapi import as_in_handler
 from shadowrun.judge.judge import Judge
 from shadowrun.judge.ladder import Trace, recorded_steps
 from shadowrun.limits import bounded_memory
-from shadowrun.operators.vendor_ops import for_reference
+from shadowrun.operators.vendor_ops import COUNTERPARTS, for_reference
 from shadowrun.platforms import parse
 from shadowrun.platforms.device import resolve
 from shadowrun.platforms.untrusted_specs import simulated_flaws
@@ -320,7 +320,7 @@ def captured_plan(call: captured_inputs.StoredCall, *, checked: bool) -> OpPlan:
             slug="no-repro",
         ) from None
     try:
-        check_call(plan.func, call.args, call.kwargs, checked=checked)
+        check_call(plan.func, call.args, call.kwargs, checked=checked, stand_in=COUNTERPARTS.get(plan.name))
     except Refused as why:
         raise DataFileError(f"The captured inputs do not fit {call.op}: {why}.", slug="captured-inputs") from None
     if plan.action in (Action.PASS, Action.EMPTY):

@@ -15,6 +15,7 @@ import torch
 from shadowrun.intercept.checked_calls import check_call
 from shadowrun.intercept.op_allowlist import Refused, trusts_its_arguments
 from shadowrun.operators.case import exact_copy
+from shadowrun.operators.vendor_ops import COUNTERPARTS
 from shadowrun.replay.copies import tensors_in
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def minimised(
 def _fits(func: torch._ops.OpOverload, arguments: Arguments) -> bool:
     """Whether arguments are those of a call that a file may have made: none leads outside of memory."""
     try:
-        check_call(func, *arguments)
+        check_call(func, *arguments, stand_in=COUNTERPARTS.get(func.name()))  # type: ignore[no-untyped-call]
     except Refused:
         return False
     return True

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from shadowrun.errors import UsageError
+from shadowrun.errors import DataFileError, UsageError
 from shadowrun.platforms import resolve
 from shadowrun.platforms.cpu import missing_instructions
 from shadowrun.platforms.fingerprint import fingerprint
@@ -209,7 +209,7 @@ def _record_one(
 def _n_calls(path: Path) -> int:
     try:
         return len(read(path).calls)
-    except (OSError, ValueError, RuntimeError):
+    except DataFileError:  # a process that failed early has written none
         return 0
 
 

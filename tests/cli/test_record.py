@@ -117,6 +117,15 @@ def test_a_grid_is_a_process_for_each_platform(script, tmp_path, capsys):
     assert rows[0]["n_calls"] == len(recording.calls)
 
 
+def test_a_process_that_fails_before_it_records_is_a_row(script, tmp_path, capsys):
+    each = ["--each", "cpu[threads=1]", "--each", "cpu[env:PYTHONHOME=/nowhere]"]
+    assert main(["record", *each, "--out", "d", script]) == 1
+    assert "1 of 2 platforms recorded" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "d" / "grid.json").read_text())["platforms"]
+    assert [(row["outcome"], row["n_calls"] > 0) for row in rows] == [("recorded", True), ("exit status 1", False)]
+    assert "PYTHONHOME" in (tmp_path / "d" / f"{rows[1]['file']}.log").read_text()
+
+
 def test_a_platform_that_this_processor_lacks_is_a_row(script, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("shadowrun.platforms.cpu._cpuinfo", lambda: ("", frozenset({"sse4_1"})))
     assert main(["record", "--grid", "isa=avx512", "--out", "d", script]) == 1

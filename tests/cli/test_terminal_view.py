@@ -1,5 +1,7 @@
 """Reports at a terminal: a digest that fits a screen, details on request, the digest last, and the user's pager."""
 
+import io
+import itertools
 import os
 import pty
 import re
@@ -13,6 +15,7 @@ import torch
 import shadowrun
 from shadowrun.cli import pager
 from shadowrun.cli.main import main
+from shadowrun.cli.progress import progress_bar
 from shadowrun.report.blocks import Column, Table
 from shadowrun.report.document import Document, Records, View, render_view
 
@@ -135,3 +138,19 @@ def test_all_shows_the_rows_that_a_terminal_leaves_out():
     document = Document("t", (Table((Column("operator", "name"),), rows),), {}, Records((), ()))
     assert render_view(document, View()).count("aten::") == 12
     assert render_view(document, View(everything=True)).count("aten::") == 40
+
+
+def test_a_progress_bar_says_how_long_it_still_takes(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    seconds = itertools.count()
+    monkeypatch.setattr("rich.console.monotonic", lambda: float(next(seconds)))
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    with progress_bar("sweep", total=1000) as update:
+        for done in range(10):
+            update(done)
+    assert re.search(r"left\S* \S*\d:\d\d:\d\d", terminal.getvalue())

@@ -81,7 +81,7 @@ def test_a_recorded_program_computes_the_same_bits(tmp_path):
     with shadowrun.record(tmp_path / "b.shadowrec") as run:
         training(run.step)
     assert all(torch.equal(a, b) for a, b in zip(plain, recorded, strict=True))
-    assert not run.skipped
+    assert run.skipped.keys() <= {"profiler mark"}
     a, b = read(tmp_path / "a.shadowrec"), read(tmp_path / "b.shadowrec")
     assert len(a.calls) > 100
     assert a.rungs.tolist() == b.rungs.tolist()

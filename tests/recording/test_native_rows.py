@@ -116,7 +116,34 @@ def unequal_results(run):
         run.step()
 
 
+def on_an_accelerator(run):
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(6, 8), torch.nn.Dropout(0.3), torch.nn.GELU(), torch.nn.Linear(8, 3)
+    model = torch.nn.Sequential(*layers).to("sim")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(3):
+        x = torch.randn(5, 6).to("sim")
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        x[1].fill_(2)
+        x.t()[2:].mul_(3)
+        a, b = x.split(3)
+        (
+            a.sum().item(),
+            (b * 2).cpu() + 1,
+            x.half() + x,
+            x.bool() | True,
+            x[:0] + 1,
+            x.t().contiguous(),
+            x + torch.ones(()),
+        )
+        x.sum().to("cpu"), torch.ones(3).to("sim") * 2, torch.full((2,), 3.0, device="sim") + 1
+        run.step()
+
+
 PROGRAMS = {
+    "an accelerator": on_an_accelerator,
     "digits": training(digits),
     "tokens": training(tokens),
     "foreach": training(digits, foreach=True),
@@ -146,7 +173,7 @@ def recorded(program, path, **options):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("options", [{}, {"rows": 3}], ids=["plain", "rows"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_both_ways_write_the_same_bytes(name, options, tmp_path, monkeypatch):
+def test_both_ways_write_the_same_bytes(name, options, tmp_path, monkeypatch, clean_sim):
     monkeypatch.setattr(block_buffer, "_FLUSH_S", 1e9)  # blocks end by their sizes only
     with in_python():
         expected, slow = recorded(PROGRAMS[name], tmp_path / "python.shadowrec", **options)
@@ -161,6 +188,9 @@ def test_both_ways_write_the_same_bytes(name, options, tmp_path, monkeypatch):
     one, other = read(tmp_path / "c.shadowrec"), read(tmp_path / "python.shadowrec")
     assert one.processes[0].provenance == other.processes[0].provenance
     assert len(n_left) < len(one.calls)  # some went through C
+    if name == "an accelerator":
+        devices = [one.context_of(call).device for call in range(len(one.calls))]
+        assert devices.count("sim") > 2 * len(n_left)
 
 
 @needs_c

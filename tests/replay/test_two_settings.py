@@ -8,6 +8,7 @@ from shadowrun import Cause, Status
 from shadowrun.platforms import torchplatform
 from shadowrun.platforms.device import device_settings
 from shadowrun.replay import two_settings
+from shadowrun.replay.memory_effects import MemoryEffects
 from shadowrun.sim.stream import STREAM
 from tests.models import assert_same, digits, tokens, train
 
@@ -78,6 +79,27 @@ def test_flags_are_fetched_in_batches(monkeypatch):
         if torch.sim.is_asynchronous():
             assert 0 < waits() - before < 5
     assert run.counts()[Status.MATCH] == 106
+
+
+def test_equal_results_stay_on_the_device(monkeypatch):
+    """Also in the first calls of each kind, which are looked at for what they do to memory."""
+    to_host = []
+    original = two_settings.mirror
+    looked = []
+
+    def mirror(args, kwargs, device, *others, **named):
+        if device.type == "cpu":
+            to_host.append([getattr(a, "shape", a) for a in args])
+        return original(args, kwargs, device, *others, **named)
+
+    monkeypatch.setattr(two_settings, "mirror", mirror)
+    run = shadowrun.compare("sim", ref="sim[deterministic=off]")
+    check = MemoryEffects.check
+    monkeypatch.setattr(MemoryEffects, "check", lambda self, *args: looked.append(args) or check(self, *args))
+    train(tokens, "sim", steps=2, run=run)
+    assert run.counts()[Status.MATCH] > 100
+    assert looked
+    assert to_host == [[torch.Size([])]] * 2  # the losses, which the program reads itself
 
 
 def test_little_memory_and_small_batches(monkeypatch):

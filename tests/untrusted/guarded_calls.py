@@ -1,12 +1,16 @@
 """Changes torch's own sample calls, and makes those that a file may have made; run by test_guard_pages.py.
 
+python -m tests.untrusted.guarded_calls SEED SECONDS [PART PARTS], with the library preloaded.
+
 A process for many calls: where one ends it, the next goes on behind that call. Prints the operators that did.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import ctypes
+import itertools
 import json
 import mmap
 import os
@@ -23,18 +27,19 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from shadowrun.intercept.argument_places import has_places
 from shadowrun.intercept.checked_calls import check_call
-from shadowrun.intercept.op_allowlist import Refused
-from tests.untrusted.test_calls_of_files import PROGRAMS
+from shadowrun.intercept.op_allowlist import Refused, check_operator
+from shadowrun.operators.vendor_ops import COUNTERPARTS
 
 MAX_ELEMENTS, MAX_CALLS, MAX_MEMORY = 5000, 6, 3 << 30
 NUMBERS = (0, 1, -1, 2, 3, 7, 64, 1000, 10**6, 2**31, 2**62, -(2**63), True, torch.tensor(3), torch.float32)
+FLOATS = (float("nan"), float("inf"), float("-inf"), 1e30, -1e9, 5.0, -5.0)
+LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)
 
 
 class Kept(TorchDispatchMode):
-    """Keeps calls of operators that are looked at."""
+    """Keeps calls that a file may have made."""
 
     def __init__(self):
         super().__init__()
@@ -43,57 +48,139 @@ class Kept(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kept = self.calls.setdefault(func, [])
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        is_small = all(t.layout is torch.strided and t.numel() <= MAX_ELEMENTS for t in tensors)
-        if len(kept) < MAX_CALLS and is_small and has_places(func._schema.name):
-            kept.append(
-                tree_map(lambda v: v.detach().clone() if isinstance(v, torch.Tensor) else v, (args, kwargs or {}))
-            )
+        if len(kept) < MAX_CALLS and all(t.numel() <= MAX_ELEMENTS for t in tensors):
+            with contextlib.suppress(Refused):
+                check_operator(func)
+                kept.append(
+                    tree_map(lambda v: v.detach().clone() if isinstance(v, torch.Tensor) else v, (args, kwargs or {}))
+                )
         return func(*args, **(kwargs or {}))
 
 
-def samples():
-    """Calls of each operator, forward and backward."""
+def backward(out):
+    outs = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad]
+    if outs:
+        torch.autograd.backward([t.abs().sum() for t in outs])
+
+
+def programs():
+    """What torch's samples of operators lack: recurrent layers, attention, sparse tensors, optimizers."""
+    nn, x, table = torch.nn, torch.randn(5, 2, 4), torch.randn(4, 4).relu()
+    for kind in (nn.LSTM, nn.GRU, nn.RNN):
+        yield lambda kind=kind: kind(4, 3, 2, bidirectional=True)(x)[0]
+        yield lambda kind=kind: kind(4, 3)(nn.utils.rnn.pack_padded_sequence(x, [5, 3]))[0].data
+    yield lambda: nn.MultiheadAttention(4, 2)(x, x, x)[0]
+    yield lambda: nn.TransformerEncoderLayer(4, 2, 8).eval()(x)
+    yield lambda: nn.EmbeddingBag(5, 3, sparse=True)(torch.tensor([1, 2]), torch.tensor([0]))
+    yield lambda: nn.Embedding(5, 3, sparse=True)(torch.tensor([1, 2]))
+    for layout in LAYOUTS:
+        for call in (
+            *(torch.mm, torch.mul, torch.add, torch.sparse.mm, torch.Tensor.sparse_mask, torch.sparse.spsolve),
+            *(lambda s, _: torch.sparse.sum(s, 0), lambda s, _: torch.sparse.softmax(s, 1), lambda s, _: s @ s),
+            *(lambda s, t: torch.addmm(t, s, t), lambda s, t: torch.sparse.sampled_addmm(s, t, t), lambda s, _: s[0]),
+            *(lambda s, _: s.to_dense(), lambda s, _: torch.cat([s, s]), lambda s, t: torch.mv(s, t[0])),
+            *(lambda s, t: torch.sparse.mm(s, t, "amax"), lambda s, t: t + s, torch.hspmm),
+            *(
+                lambda s, t: torch.sspaddmm(s, s, t),
+                lambda s, _: s.to_sparse_csr(),
+                lambda s, _: s.to_sparse_bsr((2, 2)),
+            ),
+            *(lambda s, _: s.index_select(0, torch.tensor([1, 2])), lambda s, _: s.coalesce(), lambda s, _: s.t()),
+        ):
+            yield lambda call=call, layout=layout: call(table.to_sparse(layout=layout).requires_grad_(), table)
+    for kind in ("SGD", "Adam", "AdamW", "Adagrad"):
+        for how in ("fused", "foreach"):
+            parameter = nn.Parameter(table.clone())
+            parameter.grad = table.clone()
+            yield getattr(torch.optim, kind)([parameter], lr=0.1, **{how: True}).step
+
+
+def stand_ins():
+    """Calls of other devices, for which the CPU computes something of its own."""
+    x, weights = torch.randn(5, 2, 3), [torch.randn(16, 3), torch.randn(16, 4), torch.randn(16), torch.randn(16)]
+    state, q = torch.randn(1, 2, 4), torch.randn(1, 2, 4, 8)
+    rnn = (2, 4, 0, 1, False, 0.0, False, False, [], None)
+    image, channels = torch.randn(2, 3, 4, 4), torch.ones(3)
+    grid = torch.rand(2, 5, 5, 2)
+    calls = {
+        "_cudnn_rnn": (x, weights, 4, None, state, state, *rnn),
+        "_cudnn_rnn_backward": (
+            *(x, weights, 4, x[0], state, state, torch.randn(5, 2, 4), torch.randn(5, 2, 4), None, None, *rnn, x[0]),
+            [True] * 4,
+        ),
+        "_scaled_dot_product_efficient_attention": (q, q, q, None, False),
+        "_scaled_dot_product_flash_attention": (q, q, q),
+        "_scaled_dot_product_cudnn_attention": (q, q, q, None, False),
+        "_scaled_dot_product_efficient_attention_backward": (
+            *(q, q, q, q, None, q, q[..., 0], torch.tensor(1), torch.tensor(1), 0.0, [True] * 4),
+        ),
+        "cudnn_batch_norm": (image, channels, channels, channels, channels, True, 0.1, 1e-5),
+        "cudnn_batch_norm_backward": (image, image, channels, channels, channels, channels, channels, 1e-5, channels),
+        "cudnn_grid_sampler": (image, grid),
+        "cudnn_grid_sampler_backward": (image, grid, torch.randn(2, 3, 5, 5)),
+    }
+    return {getattr(torch.ops.aten, name).default: [(args, {})] for name, args in calls.items()}
+
+
+def samples(part, parts):
+    """Calls of each operator, forward and backward; of every so many entries of torch's database."""
     with Kept() as kept:
-        for info in op_db:
-            if info.name not in PROGRAMS or torch.float32 not in info.dtypes:
-                continue
-            try:
-                for given in list(info.sample_inputs("cpu", torch.float32, requires_grad=info.supports_autograd))[
-                    :MAX_CALLS
-                ]:
-                    out = info.op(given.input, *given.args, **given.kwargs)
-                    outs = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad]
-                    if outs:
-                        torch.autograd.backward([t.abs().sum() for t in outs])
-            except Exception:  # a sample that needs what is not here
-                continue
-    return {func: calls for func, calls in kept.calls.items() if calls}
+        for program in programs():
+            with contextlib.suppress(Exception):  # a layout without this operator
+                backward(program())
+        for info in op_db[part::parts]:
+            for dtype in (torch.float32, torch.int64, torch.complex64, torch.bfloat16):
+                if dtype not in info.dtypes:
+                    continue
+                needs = info.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
+                with contextlib.suppress(Exception):  # a sample that needs what is not here
+                    for given in itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=needs), MAX_CALLS):
+                        backward(info.op(given.input, *given.args, **given.kwargs))
+    return {func: calls for func, calls in kept.calls.items() if calls} | stand_ins()
 
 
 def changed(chance, value):
     """The value with another size, dtype, layout or content."""
     if isinstance(value, torch.Tensor):
-        kind, shape = chance.randrange(6), list(value.shape)
-        if kind < 3 and shape:
-            at = chance.randrange(len(shape))
-            shape[at] = chance.choice((0, 1, shape[at] + 1, 2 * shape[at], max(0, shape[at] - 1)))
-            flat = value.flatten() if value.numel() else value.new_zeros(1)
-            return flat[torch.arange(torch.Size(shape).numel()) % flat.numel()].reshape(shape)
-        if kind == 3:
-            return value.to(chance.choice(DTYPES))
-        if kind == 4 and value.dim() > 1:
-            return value.transpose(0, -1)
-        if value.numel() and value.dtype is torch.int64:
-            value = value.clone()
-            value.view(-1)[chance.randrange(value.numel())] = chance.choice((-1, 10**6, 2**62))
-        return value
+        try:
+            return _changed(chance, value)
+        except RuntimeError:  # of a layout that cannot be changed so
+            return value
     if isinstance(value, (list, tuple)) and value:
         value = list(value)
         at = chance.randrange(len(value))
         return chance.choice(
             (value[:-1], [*value, value[0]], [*value[:at], changed(chance, value[at]), *value[at + 1 :]])
         )
-    return chance.choice(NUMBERS)
+    return chance.choice((*NUMBERS, *FLOATS))
+
+
+def _changed(chance, value):
+    kind, shape = chance.randrange(8), list(value.shape)
+    layout = value.layout
+    if layout is not torch.strided:
+        dense = changed(chance, value.to_dense())
+        return chance.choice((dense, dense.to_sparse(layout=chance.choice((layout, *LAYOUTS)))))
+    if kind < 3 and shape:
+        at = chance.randrange(len(shape))
+        shape[at] = chance.choice((0, 1, shape[at] + 1, 2 * shape[at], 50 * shape[at], max(0, shape[at] - 1)))
+        flat = value.flatten() if value.numel() else value.new_zeros(1)
+        return flat[torch.arange(torch.Size(shape).numel()) % flat.numel()].reshape(shape)
+    if kind == 3:
+        return value.to(chance.choice(DTYPES))
+    if kind == 4 and value.dim() > 1:
+        return value.transpose(0, -1)
+    if kind == 5 and value.dim() == 2 and not chance.randrange(4):
+        return value.to_sparse(layout=chance.choice(LAYOUTS))
+    if kind == 6 and value.dtype is torch.bool:
+        return torch.full_like(value, 255, dtype=torch.uint8).view(torch.bool)
+    if kind == 6 and value.is_floating_point() and value.numel():
+        value = value.clone(memory_format=torch.contiguous_format)
+        value.view(-1)[chance.randrange(value.numel())] = chance.choice(FLOATS)
+    if value.numel() and value.dtype is torch.int64:
+        value = value.clone()
+        value.view(-1)[chance.randrange(value.numel())] = chance.choice((-1, 10**6, 2**62))
+    return value
 
 
 def call_of(chance, calls):
@@ -116,15 +203,16 @@ def make(calls, seed, n, page, until):
         signal.alarm(20)  # a number of a file may ask for any time
         func, args, kwargs = call_of(random.Random(f"{seed} {n}"), calls)
         n += 1
+        own = COUNTERPARTS.get(func.name())
         try:
-            check_call(func, args, kwargs)
+            check_call(func, args, kwargs, stand_in=own)
         except (Refused, MemoryError):
             continue
         library.guard_set(1)
         try:
             with torch.no_grad():
                 placed = tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, (args, kwargs))
-                func(*placed[0], **placed[1])
+                (own or func)(*placed[0], **placed[1])
         except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, MemoryError):
             pass
         finally:
@@ -133,10 +221,10 @@ def make(calls, seed, n, page, until):
     os._exit(0)
 
 
-def main(seed, seconds):
+def main(seed, seconds, part=0, parts=1):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    calls, ended, n = samples(), [], 0
+    calls, ended, n = samples(part, parts), [], 0
     page, until = mmap.mmap(-1, 8), time.monotonic() + seconds
     while time.monotonic() < until:
         pid = os.fork()
@@ -146,10 +234,13 @@ def main(seed, seconds):
         n = struct.unpack("q", page[:8])[0] + 1
         if os.WIFSIGNALED(status):
             func, args, _ = call_of(random.Random(f"{seed} {n - 1}"), calls)
-            shown = [str(list(t.shape) if isinstance(t, torch.Tensor) else t) for t in tree_leaves(args)]
+            shown = [
+                f"{t.dtype} {list(t.shape)} {t.layout}" if isinstance(t, torch.Tensor) else str(t)
+                for t in tree_leaves(args)
+            ]
             ended.append([func.name(), os.WTERMSIG(status), shown])
     print(json.dumps({"made": n, "ended": ended}))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]))
+    main(int(sys.argv[1]), float(sys.argv[2]), *map(int, sys.argv[3:]))

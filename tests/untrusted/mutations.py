@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import lzma
 import random
+import re
 import sqlite3
 from typing import TYPE_CHECKING
 
@@ -40,11 +43,12 @@ def of_bytes(path: Path, seed: int) -> None:
     chance = random.Random(seed)
     data = bytearray(path.read_bytes())
     for _ in range(chance.choice((1, 1, 1, 3, 10))):
-        if len(data) < 2 * PAGE:
+        if not data:
             break
         at = chance.randrange(len(data))
         page = at // PAGE * PAGE
-        match chance.randrange(8):
+        # A short file, such as a compressed one, has no pages.
+        match chance.randrange(8) if len(data) > 2 * PAGE else chance.choice((0, 1, 3, 6)):
             case 0:
                 data[at] ^= 1 << chance.randrange(8)
             case 1:
@@ -144,3 +148,96 @@ def _change_schema(connection: sqlite3.Connection, chance: random.Random, table:
             run(f"drop table was_{table}")
         case 8:
             run("create virtual table v using fts5 (a)")
+
+
+def of_json(path: Path, seed: int) -> None:
+    """Change values in a file of JSON lines, which may be compressed."""
+    chance = random.Random(seed)
+    packed = path.read_bytes()
+    is_packed = packed.startswith(b"\xfd7zXZ")
+    lines = (lzma.decompress(packed) if is_packed else packed).decode().splitlines()
+    for _ in range(chance.choice((1, 1, 2, 5))):
+        at = chance.randrange(len(lines))
+        with contextlib.suppress(ValueError, RecursionError):
+            lines[at] = json.dumps(other_value(json.loads(lines[at]), chance), separators=(",", ":"))
+    if not chance.randrange(8):
+        lines.insert(chance.randrange(len(lines)), chance.choice(lines))
+    data = ("\n".join(lines) + "\n").encode("utf-8", "surrogatepass")
+    path.write_bytes(lzma.compress(data) if is_packed else data)
+
+
+def other_value(value: object, chance: random.Random, depth: int = 0) -> object:
+    """A value with one part changed."""
+    if isinstance(value, (list, dict)) and value and chance.random() < 0.97 - 0.02 * depth:
+        keys = list(value) if isinstance(value, dict) else range(len(value))
+        key = chance.choice(keys)
+        kind = chance.randrange(12)
+        if kind == 0:
+            del value[key]
+        elif kind == 1 and isinstance(value, list):
+            value.insert(key, value[key])
+        else:
+            value[key] = other_value(value[key], chance, depth + 1)
+        return value
+    found = chance.choice((*VALUES, value, [value], {"ref": value}, {"ref": [0, 0]}, {"tuple": [value]}, [[]] * 3))
+    return found if not isinstance(found, bytes) else found.hex()
+
+
+_TOKEN = re.compile(r"\w+(\.\w+)*|[^\w\s]|\d+")
+_TOKENS = (
+    "self",
+    "torch",
+    "torch.load",
+    "torch.ops.aten.from_file.default",
+    "open",
+    "__import__",
+    "L_x_",
+    "l_x_",
+    "()",
+    "[0]",
+    "1e999",
+    "9" * 5000,
+    "-1",
+    "2 ** 10 ** 10",
+    "None",
+    "...",
+    "*",
+    "**",
+    "lambda: 0",
+    "'" + "x" * 5000 + "'",
+    "(" * 300,
+    "[" * 3000,
+    "\n",
+    "\t",
+    ";",
+    "=",
+    "\ufeff",
+    "\x00",
+    "torch.lstm",
+    "torch.float32",
+    "inf",
+    "slice(1)",
+    "yield",
+    "\u202e",
+    "\x1b[31m",
+    "{1: 2}",
+    "-" * 3000,
+    "not ",
+    "float('nan')",
+    "data = [" + "1, " * 3000 + "]",
+    "shape = [9999999999]",
+)
+
+
+def of_source(path: Path, seed: int) -> None:
+    """Change words of a text: Python, TOML."""
+    chance = random.Random(seed)
+    text = path.read_text()
+    for _ in range(chance.choice((1, 1, 2, 5))):
+        found = list(_TOKEN.finditer(text))
+        if not found:
+            break
+        one = chance.choice(found)
+        new = chance.choice((*_TOKENS, chance.choice(found)[0], chance.choice(found)[0], ""))
+        text = text[: one.start()] + new + text[one.end() :]
+    path.write_text(text, encoding="utf-8", errors="surrogatepass")

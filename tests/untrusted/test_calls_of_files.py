@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import warnings
 
 import pytest
@@ -11,8 +12,10 @@ from torch import fx
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shadowrun.compiled import graph_text
 from shadowrun.compiled.graph import Graph, Snapshot
 from shadowrun.compiled.rounding import RandomResults
+from shadowrun.errors import DataFileError, UsageError
 from shadowrun.intercept import checked_calls
 from shadowrun.intercept.argument_places import has_places
 from shadowrun.intercept.checked_calls import check_call
@@ -23,7 +26,16 @@ from shadowrun.intercept.op_allowlist import (
     operator_named,
     trusts_its_arguments,
 )
+from shadowrun.intercept.plan import make_plan
+from shadowrun.operators.vendor_ops import COUNTERPARTS
+from shadowrun.platforms.device import resolve
+from shadowrun.repro.call_replayer import captured_plan
 from shadowrun.repro.minimise import minimised
+from shadowrun.store.captured_inputs import StoredCall
+from shadowrun.studies.campaign import compiling
+from shadowrun.studies.campaign.metamorphic import Metamorphic
+from shadowrun.studies.campaign.recipe import Recipe
+from shadowrun.studies.campaign.variant import Execution, Variant
 from shadowrun.studies.sweep.recorded import UnreadableCall, sample
 from shadowrun.studies.zoo.graph import Runner, from_json
 from shadowrun.studies.zoo.values import make_all
@@ -287,6 +299,155 @@ def test_results_of_sparse_products_are_places():
 def test_what_only_kernels_call(name):
     with pytest.raises(Refused):
         operator_named(f"aten::{name}")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("mkldnn_convolution", "mkldnn_linear", "to_mkldnn", "_nested_select_backward", "quantize_per_channel"),
+        *("_convert_weight_to_int4pack_for_cpu", "_weight_int4pack_mm_for_cpu", "_sparse_semi_structured_mm"),
+        *("_wrapped_linear_prepack", "_saturate_weight_to_fp16", "_foobar", "slow_conv_transpose2d"),
+    ],
+)
+def test_what_no_program_records(name):
+    """An internal operator is called only if it has a line in the list of those that programs record."""
+    with pytest.raises(Refused, match="no program records it"):
+        operator_named(f"aten::{name}")
+
+
+@pytest.mark.filterwarnings(
+    "ignore:The PyTorch API of nested tensors", "ignore:torch.ao.quantization", "ignore:.*quantize"
+)
+def test_tensors_whose_kernels_no_look_knows():
+    given = {
+        "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        "quantized": torch.quantize_per_tensor(X, 0.1, 0, torch.quint8),
+        "_mkldnn": X.to_mkldnn(),
+    }
+    for kind, t in given.items():
+        with pytest.raises(Refused, match=f"self is {kind}"):
+            check_arguments(aten.clone.default, (t,), {})
+        check_arguments(aten.clone.default, (t,), {}, checked=False)  # of this process
+    check_arguments(aten.clone.default, (X.to_sparse(),), {})
+
+
+# -- what the CPU computes for operators of other devices ----------------------------------------------------
+
+WEIGHTS = [torch.ones(16, 3), torch.ones(16, 4), torch.ones(16), torch.ones(16)]
+
+
+def _cudnn_rnn(batch, states, cells, n_layers=1):
+    x, hx, cx = torch.ones(5, batch, 3), torch.ones(n_layers, states, 4), torch.ones(cells, states, 4)
+    how = (2, 4, 0, n_layers, False, 0.0, False, False, [], None)
+    return (x, WEIGHTS * n_layers, 4, None, hx, cx, *how)
+
+
+@pytest.mark.parametrize(("fits", "sizes"), [(True, (2, 2, 1)), (False, (200, 1, 1)), (False, (2, 2, 1, 3))])
+def test_states_of_a_layer_of_another_device(fits, sizes):
+    """The CPU computes it by its own layers, which read states of a batch of 200 where there was one."""
+    call, own = operator_named("aten::_cudnn_rnn"), COUNTERPARTS["aten::_cudnn_rnn"]
+    with contextlib.nullcontext() if fits else pytest.raises(Refused, match="state"):
+        check_call(call, _cudnn_rnn(*sizes), {}, stand_in=own)
+
+
+def test_a_thread_of_a_stand_in_is_looked_at(monkeypatch):
+    """It runs in a thread, where a mode of this one does not see it."""
+    call, own = operator_named("aten::_scaled_dot_product_efficient_attention"), COUNTERPARTS
+    q, seen = torch.ones(1, 2, 4, 8), []
+    look = checked_calls.check_arguments
+    monkeypatch.setattr(checked_calls, "check_arguments", lambda *a, **k: seen.append(a[0].name()) or look(*a, **k))
+    check_call(call, (q, q, q, None, False), {}, stand_in=own[call.name()])
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in seen
+
+
+def test_recorded_calls_of_other_devices_are_looked_at(monkeypatch):
+    """All that run calls of a file name the stand-in."""
+    text = "f32[5, 200, 3], [f32[16, 3], f32[16, 4], f32[16], f32[16]], 4, None, f32[1, 1, 4], f32[1, 1, 4]"
+    with pytest.raises(UnreadableCall, match="state"):
+        sample("aten::_cudnn_rnn", f"{text}, 2, 4, 0, 1, False, 0.0, False, False, [], None", 0)
+    given = StoredCall("aten::_cudnn_rnn", _cudnn_rnn(200, 1, 1), {})
+    with pytest.raises(DataFileError, match="state"):
+        captured_plan(given, checked=True)
+
+
+def test_a_backward_pass_of_a_layer_gets_what_its_forward_call_returned():
+    """Its workspace has a size that only the library knows."""
+    weights, x, state = [torch.randn_like(w) for w in WEIGHTS], torch.randn(5, 2, 3), torch.zeros(1, 2, 4)
+    how = (False, [], 2, 4, 1, True, False, False, True)
+    out, hy, cy, space = aten.mkldnn_rnn_layer.default(x, *weights, state, state, *how)
+    reverse, sizes, mode, hidden, n_layers, biases, both, first, train = how
+
+    def given(out=out, hy=hy, cy=cy, grad=None, space=space):
+        grads = (torch.ones(5, 2, 4) if grad is None else grad, None, None)
+        rest = (reverse, mode, hidden, n_layers, biases, train, both, sizes, first, space)
+        return (x, *weights, state, state, out, hy, cy, *grads, *rest)
+
+    call = operator_named("aten::mkldnn_rnn_layer_backward")
+    check_call(call, given(), {})
+    for wrong in (
+        *({"out": out[:1]}, {"hy": hy[:, :1]}, {"cy": cy[..., :1]}, {"grad": torch.ones(5, 2, 1).expand(5, 2, 4)}),
+        *({"space": space[:8]}, {"space": space.to(torch.float64)}, {"grad": torch.ones(1, 2, 4)}),
+    ):
+        with pytest.raises(Refused):
+            check_call(call, given(**wrong), {})
+
+
+@pytest.mark.parametrize("point", [float("nan"), float("inf"), -1e30])
+def test_points_of_a_grid_are_places(point):
+    """The backward pass wrote where NaN is as an integer."""
+    image, grid = torch.ones(2, 3, 8, 8), torch.zeros(2, 4, 4, 2)
+    args = (torch.ones(2, 3, 4, 4), image, grid, 0, 1, False, [True, True])
+    check_call(aten.grid_sampler_2d_backward.default, args, {})
+    grid[1, 2, 3, 0] = point
+    with pytest.raises(Refused, match="no place"):
+        check_call(aten.grid_sampler_2d_backward.default, args, {})
+    with pytest.raises(Refused, match="no place"):
+        check_call(aten.grid_sampler.default, (image, grid, 0, 1, False), {})
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "rnn_tanh", "rnn_relu", "miopen_rnn"])
+def test_layers_are_no_functions_of_a_graph(name):
+    """`torch.lstm` takes states of other layers before anything looks; `aten::lstm` is looked at."""
+    text = json.dumps(
+        [
+            ["placeholder", "x", "", [], {"dict": []}, ["", ""]],
+            ["call_function", "y", f"torch.{name}", [], {"dict": []}, ["", ""]],
+        ]
+    )
+    with pytest.raises(UsageError, match="does more than compute"):
+        graph_text.from_text(text)
+
+
+# -- pairs of forms ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("relation", ["permutation", "slice"])
+def test_a_form_that_no_file_may_give_is_not_run(monkeypatch, relation):
+    """A campaign turns batches around and takes items out: what fits then need not have fitted before."""
+    plan = make_plan(aten.nll_loss_backward.default, 0)
+    scores, far = torch.randn(3, 4), torch.tensor([0, 10**9, 1])
+    args = (torch.ones(3), scores, far, None, 0, -100, torch.tensor(3.0))
+    checker, ran = Metamorphic(resolve("cpu")), []
+    monkeypatch.setattr(checker._invariance._executor, "run_mirrored", lambda *a: ran.append(a))
+    assert checker.first_mismatch(relation, plan, args, {}) is None
+    assert not ran
+    with pytest.raises(Refused, match="no class"):
+        checker._invariance.results(plan, args, {}, first=True)
+
+
+def test_a_compiled_variant_is_a_graph_of_a_file(monkeypatch):
+    """Its runs in float64 are looked at (`test_each_run_of_a_graph_is_looked_at`)."""
+    seen = []
+    monkeypatch.setattr(compiling, "compile_check", lambda *_, **__: seen.append(type(checked_calls.looks_of_file())))
+    graph = from_json(
+        [
+            [["x0", [3], "float32", ["normal", 0.0, 1.0], [], 0, 0, "input"]],
+            [["aten::relu", [{"ref": [-1, 0]}], {}, ""]],
+            [[0, 0]],
+        ]
+    )
+    compiling.compiled(Variant(Recipe("0a"), graph, Execution()), "eager", torch.device("cpu"))
+    assert seen == [checked_calls.CheckedCalls]
 
 
 class Seen(TorchDispatchMode):

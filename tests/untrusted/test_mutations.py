@@ -5,6 +5,10 @@ A few of each kind in each run of the tests; ``pytest -m slow tests/untrusted`` 
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
+import random
 import re
 import shutil
 import sqlite3
@@ -12,20 +16,44 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import shadowrun
 from shadowrun.cli.main import main
 from shadowrun.errors import ShadowrunError
+from shadowrun.store.plain_json import NotStorable
+from shadowrun.studies.campaign.folder import Folder, Settings
+from shadowrun.studies.campaign.store import CampaignStore
+from shadowrun.studies.campaign.tables import ResultRow, VariantRow
+from shadowrun.studies.shards import Shard
 from shadowrun.studies.slowdown.calls import read_mix
 from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part
 from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
 from shadowrun.studies.sweep.recorded import read_calls
-from tests.untrusted.mutations import of_bytes, of_values
+from shadowrun.studies.zoo.graph import Runner, from_json, to_json
+from shadowrun.studies.zoo.program import program_of, read_zoo, write_zoo
+from shadowrun.studies.zoo.sources.graph_folders import collect_folders
+from shadowrun.studies.zoo.values import make_all
+from tests.studies.zoo.test_foreign_graphs import META, MODEL, WEIGHTS
+from tests.untrusted.mutations import of_bytes, of_json, of_source, of_values, other_value
+from tests.untrusted.test_campaign_folders import MM
 
 FEW, MANY = 4, 520
 SLUGS = {"data-file-corrupt", "data-file-not-ours", "data-file-newer", "data-file-missing", "coverage-file"}
 """Errors of a file; what is left of its first bytes decides which."""
-OTHERS = {"unknown-finding", "combine-platforms", "combine-nothing", "combine-twice", "coverage-file-other"}
+SLUGS |= {
+    "captured-inputs",
+    "zoo-file",
+    "zoo-program",
+    "zoo-missing",
+    "campaign-folder",
+    "campaign-store",
+    "data-file-older",
+}
+OTHERS = {
+    *("unknown-finding", "combine-platforms", "combine-nothing", "combine-twice", "coverage-file-other"),
+    *("no-programs", "campaign-other", "unknown-variant", "data-file-ranks", "zoo-unknown-program"),
+}
 """Errors that do not blame the file: it was read."""
 OLD = Path(__file__).parents[1] / "store"
 
@@ -58,7 +86,24 @@ def files(sample, tmp_path_factory) -> dict[str, Path]:
             sweep.finish(operator, "float32", part, -1, 0)
     sweep.add_time(1.0, 1.0, complete=True)
     sweep.close()
+    with shadowrun.record(folder / "x.shadowrec", capture=1 << 20) as recording:
+        for _ in range(2):
+            recording.step()
+            torch.nn.Linear(4, 3)(torch.randn(2, 4).requires_grad_()).sum().backward()
+    write_zoo(folder / "x.shadowzoo", [program_of("p", "modules", from_json(MM))], [])
+    campaign = Folder.create(folder / "c", Settings(targets=("cpu[threads=1]",), n=4), folder / "x.shadowzoo")
+    store = CampaignStore.begin(campaign.shard(Shard()), campaign.info())
+    recipe = json.dumps([from_json(MM).identity()[:12], [["insert", "1"]], 1])
+    with store.written():
+        for number in range(3):
+            store.add_variant(VariantRow(number, "program", 7))
+            store.add_result(ResultRow(number, 0, "finding"), recipe)
+    store.close()
     return {
+        "recording": folder / "x.shadowrec",
+        "zoo": folder / "x.shadowzoo",
+        "campaign": campaign.shard(Shard()),
+        "campaign folder": campaign.path,
         "run": run,
         "combined": folder / "both.shadowrun",
         "schema-1": of_sql(folder / "v1.shadowrun", (OLD / "schema-1.sql").read_text()),
@@ -142,6 +187,35 @@ OF_A_SWEEP = {
 }
 
 
+OF_A_RECORDING = {
+    "diff": command("diff", ..., "other.shadowrec"),
+    "diff itself": command("diff", ..., ..., "-f", "json"),
+    "classes": command("classes", ..., "other.shadowrec"),
+    "replay": command("replay", ..., "--target", "cpu"),
+}
+
+
+def all_of_a_zoo(path: Path) -> None:
+    for program in read_zoo(path).programs.values():
+        with contextlib.suppress(RuntimeError, ValueError, TypeError, IndexError):  # Refused is one
+            Runner(program.graph)(make_all(program.graph.inputs))
+
+
+OF_A_ZOO = {
+    "list": command("zoo", "list", "--zoo", ...),
+    "show": command("zoo", "show", "p", "--script", "--zoo", ...),
+    "run": function(all_of_a_zoo),
+}
+OF_A_CAMPAIGN = {
+    "status": command("campaign", "status", "c"),
+    "report": command("campaign", "report", "c", "-o", "r.html"),
+    "add-known": command("campaign", "add-known", "c"),
+    "combine": command("campaign", "combine", "c", ...),
+    "reproduce": command("campaign", "reproduce", "c", "1"),
+}
+READERS = {"sweep": OF_A_SWEEP, "recording": OF_A_RECORDING, "zoo": OF_A_ZOO, "campaign": OF_A_CAMPAIGN}
+
+
 @pytest.fixture
 def tried(files, tmp_path, monkeypatch, capsys):
     """Runs all commands on one damaged file after the other; returns how often each had a result, and which errors."""
@@ -149,11 +223,15 @@ def tried(files, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "120")
     for name in ("other", "other sweep"):
         shutil.copy(files[name], tmp_path)
+    shutil.copy(files["recording"], tmp_path / "other.shadowrec")
+    shutil.copytree(files["campaign folder"], tmp_path / "c")
 
     def run(which: str, mutate, n: int) -> dict[str, int]:
         counts: dict[str, int] = {}
         path = tmp_path / f"damaged{files[which].suffix}"
-        readers = OF_A_SWEEP if which == "sweep" else OF_A_RUN
+        if which == "campaign":
+            path = tmp_path / files[which].relative_to(files["campaign folder"].parent)
+        readers = READERS.get(which, OF_A_RUN)
         slowest = 0.0
         for seed in range(n):
             shutil.copy(files[which], path)
@@ -175,16 +253,67 @@ def tried(files, tmp_path, monkeypatch, capsys):
     return run
 
 
+STORES = ("run", "combined", "schema-1", "schema-4", "schema-5", "sweep", "recording", "campaign")
+KINDS = [*itertools.product(STORES, (of_bytes, of_values)), ("zoo", of_bytes), ("zoo", of_json)]
 CASES = [
     pytest.param(which, mutate, n, id=f"{which}-{mutate.__name__}-{n}", marks=[pytest.mark.slow] if n == MANY else [])
     for n in (FEW, MANY)
-    for which in ("run", "combined", "schema-1", "schema-4", "schema-5", "sweep")
-    for mutate in (of_bytes, of_values)
+    for which, mutate in KINDS
 ]
 
 
 @pytest.mark.parametrize(("which", "mutate", "n"), CASES)
 def test_a_result_or_one_line(tried, which, mutate, n):
     counts = tried(which, mutate, n)
-    assert counts["data-file-corrupt"] > 0
+    assert sum(counts[slug] for slug in SLUGS & counts.keys()) > 0
     assert n == FEW or counts[""] > 0  # not all is refused: readers are tried too
+
+
+@pytest.mark.parametrize("n", [FEW * 5, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_a_graph_with_other_values(n):
+    """As `zoo add` reads graphs: the number of a program is the hash of its graph, which whoever changes it knows."""
+    whole = json.dumps(to_json(from_json(MM)))
+    ran = refused = 0
+    for seed in range(n):
+        data = other_value(json.loads(whole), random.Random(seed))
+        try:
+            graph = from_json(data)
+        except (ValueError, NotStorable):  # Refused is one
+            refused += 1
+            continue
+        program_of("p", "modules", graph)
+        with contextlib.suppress(RuntimeError, ValueError, IndexError):  # of its calls
+            Runner(graph)(make_all(graph.inputs))
+            ran += 1
+    assert ran > 0
+    assert refused > 0
+
+
+FOLDER = {"model.py": MODEL, "weight_meta.py": WEIGHTS, "input_meta.py": META}
+
+
+@pytest.mark.parametrize("n", [FEW * 5, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_a_graph_of_another_tool_or_a_reason(tmp_path, n):
+    """Read in this process: a worker process would take anything for a reason."""
+    n_programs = 0
+    for seed in range(n):
+        for name, text in FOLDER.items():
+            (tmp_path / name).write_text(text)
+        of_source(tmp_path / [*FOLDER][seed % len(FOLDER)], seed)
+        found = collect_folders(tmp_path, lambda _: True, lambda *_: None)
+        n_programs += len(found.programs)
+        assert found.programs or any(stage.left_out for stage in found.stages), seed
+    assert 0 < n_programs < n
+
+
+@pytest.mark.parametrize("n", [FEW * 5, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_settings_of_a_campaign(tried, files, tmp_path, capsys, n):
+    path = tmp_path / "c" / "campaign.json"
+    whole, slugs = path.read_text(), set()
+    for seed in range(n):
+        path.write_text(whole)
+        (of_json if seed % 2 else of_source)(path, seed)
+        for name in ("status", "report"):
+            slugs.add(OF_A_CAMPAIGN[name](capsys, path))
+    assert slugs <= SLUGS | OTHERS | {""}
+    assert slugs - {""}

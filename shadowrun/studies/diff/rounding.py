@@ -3,7 +3,8 @@
 Digests bound the distance from above: results that agree but for their lowest k mantissa bits are at most 2^k - 1 units
 in the last place apart, in every element. Samples bound it from below. What lies between stays open:
 
-* *yes*: all elements (by digests), or all sampled ones, are within what the judge allows two right implementations;
+* *yes*: all elements (by digests), or all sampled ones, are within what the judge allows two right implementations, and
+  the samples show the difference: rounding is seldom in so few elements that none of 64 has it, and a fault may be;
 * *no*: a sample is beyond it, or classes of values (NaN, infinities) differ, or the operator rounds nothing;
 * *unknown*: anything else, such as a sum whose terms may have been as large as the norms of its inputs.
 """
@@ -92,6 +93,7 @@ class _Samples(NamedTuple):
     absolute: list[float]
     size: list[float]
     is_exact: list[bool]
+    differ: list[bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +286,8 @@ class _Group:
             beyond = scale > 0 and absolute > 2 * most * roundoff * (scale + samples.size[k])
         if within:
             n_samples = int(values.recording.results["n_samples"][values.source[rows[k]]])
+            if not samples.differ[k]:
+                return Rounding.UNKNOWN, f"equal in {n_samples} samples of {n_elements:,}"
             return Rounding.YES, _by(n_elements if samples.is_exact[k] else n_samples, n_elements)
         if beyond:
             return Rounding.NO, "a sample is beyond the bound"
@@ -353,7 +357,7 @@ def _measure(a: Values, b: Values, x: Numbers, y: Numbers) -> _Samples:
         y: Rows of `b`.
     """
     dtype = a.recording.form_of(int(x[0])).dtype
-    exact = np.zeros(len(x), bool)
+    exact, differ = np.zeros(len(x), bool), np.ones(len(x), bool)
     sides = [(v.recording, v.source[rows]) for v, rows in ((a, x), (b, y))]
     n = {int(c) for r, rows in sides for c in np.unique(r.results["n_samples"][rows])}
     found = None
@@ -362,19 +366,20 @@ def _measure(a: Values, b: Values, x: Numbers, y: Numbers) -> _Samples:
     if len(n) == 1:
         bits = [r.samples[r.first_sample[rows][:, None] + np.arange(*n)] for r, rows in sides]
         found = distances(bits[0], bits[1], dtype)
+        differ = (bits[0] != bits[1]).any(axis=1)
     if found is None:
         none = [float("nan")] * len(x)
-        return _Samples(none, none, none, none, exact.tolist())
+        return _Samples(none, none, none, none, exact.tolist(), differ.tolist())
     n_parts = 2 if dtype.startswith("complex") else 1
     exact[:] = [n == {n_parts * a.recording.form_of(row).n_elements} for row in sides[0][1].tolist()]
     for k in np.flatnonzero(np.isin(sides[0][1], list(a.recording.outputs)) & ~exact).tolist():
         p, q = (r.elements_of(int(rows[k])) for r, rows in sides)
         of_all = distances(p[None], q[None], dtype) if p is not None and q is not None and len(p) == len(q) else None
         if of_all is not None:
-            exact[k] = True
+            exact[k] = differ[k] = True
             for column, value in zip(found, of_all, strict=True):
                 column[k] = value[0]
-    return _Samples(*(column.tolist() for column in (*found, exact)))
+    return _Samples(*(column.tolist() for column in (*found, exact, differ)))
 
 
 def distances(

@@ -220,7 +220,8 @@ class _Runner:
             if given is None:  # results of a step's last call are there, and no inputs
                 done.why = "its inputs were not kept"
                 return done
-            check_call(plan.func, given.args, given.kwargs, checked=self._checked)
+            own = COUNTERPARTS.get(plan.name)
+            check_call(plan.func, given.args, given.kwargs, checked=self._checked, stand_in=own)
         except (DataFileError, Refused, TooLarge) as why:
             done.why = f"too large: {why}" if isinstance(why, TooLarge) else str(why)
             return done

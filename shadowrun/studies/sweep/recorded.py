@@ -20,6 +20,7 @@ from shadowrun.errors import brief
 from shadowrun.intercept.checked_calls import check_call
 from shadowrun.intercept.op_allowlist import Refused, operator_named
 from shadowrun.numerics.form import dtype_name
+from shadowrun.operators.vendor_ops import COUNTERPARTS
 from shadowrun.store.datafile import DataFile
 from shadowrun.studies.sweep.inputs import Sample, leaves
 from shadowrun.studies.sweep.opinfo import seeded
@@ -116,7 +117,7 @@ def sample(name: str, text: str, seed: int, shapes: str = "") -> Sample:
             # too.
             _fill(t, min([2, *sizes]))
         # After that: some values are places in memory, and it is those of the call that must lie inside.
-        check_call(operator, args, kwargs)
+        check_call(operator, args, kwargs, stand_in=COUNTERPARTS.get(name))
     except UnreadableCall:
         raise
     # The text may name any shape, dtype and number.
