@@ -35,7 +35,16 @@ from shadowrun.recording.number_formats import NUMBER_FORMATS, Encoding, NumberF
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["MEMORY_BYTES", "Awaited", "WaitingDigests", "is_capturing", "packed", "positions_of_samples", "way_on"]
+__all__ = [
+    "MEMORY_BYTES",
+    "Awaited",
+    "WaitingDigests",
+    "is_capturing",
+    "packed",
+    "positions_of_samples",
+    "probe_again",
+    "way_on",
+]
 
 Ints = npt.NDArray[np.int64]
 _NOTHING: Final[Ints] = np.zeros(0, np.int64)
@@ -419,6 +428,11 @@ def way_on(device_type: str, dtype: torch.dtype) -> _Way:
         if find is _by_kernel and device_type in _WITH_TRITON and form.encoding is not Encoding.CODES:
             _warn_of_kernel(reason)
     return _on_host
+
+
+def probe_again() -> None:
+    """Ask each device anew whether it digests as the CPU does: a flaw may have come since, as the simulated ones do."""
+    way_on.cache_clear()
 
 
 def _agree(found: Found, wanted: Found) -> bool:
