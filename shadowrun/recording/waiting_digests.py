@@ -405,8 +405,8 @@ def _on_host(memory: torch.Tensor, dtype: torch.dtype, form: NumberFormat, parts
 
 
 @functools.cache
-def way_on(device_type: str, dtype: torch.dtype) -> _Way:
-    """The fastest way that digests numbers of a dtype on a device as the CPU does; the last one copies them there."""
+def _probe(dtype: torch.dtype) -> tuple[torch.Tensor, Parts, Ints, Found]:
+    """Known numbers, and what the CPU finds of them."""
     form = NUMBER_FORMATS[dtype]
     least = -(1 << (form.width - 1))
     bits = np.random.default_rng(0).integers(least, -least, _PROBED_ROWS * ROW, f"i{form.width // 8}")
@@ -415,7 +415,13 @@ def way_on(device_type: str, dtype: torch.dtype) -> _Way:
     memory = torch.from_numpy(bits)
     parts = Parts(*np.array([(0, 5, 0), (ROW, (_PROBED_ROWS - 1) * ROW - 3, 2 * ROW)]).T)
     samples = np.array([1, 3, 700])
-    wanted = digest_parts(memory, dtype, form, parts, samples)
+    return memory, parts, samples, digest_parts(memory, dtype, form, parts, samples)
+
+
+@functools.cache
+def way_on(device_type: str, dtype: torch.dtype) -> _Way:
+    """The fastest way that digests numbers of a dtype on a device as the CPU does; the last one copies them there."""
+    form, (memory, parts, samples, wanted) = NUMBER_FORMATS[dtype], _probe(dtype)
     for find in (_by_kernel, lambda _: digest_parts):
         # A device lacks an operator or a dtype, say; Triton, a compiler.
         try:
