@@ -123,7 +123,7 @@ def _document(reports: list[CompileReport]) -> Document:
     for report in reports:
         title, *lines = report.summary().splitlines()
         tone = "good" if report.ok else "bad" if report.failed else "warn"
-        blocks.append(Section(title, tuple(Note(line.strip()) for line in lines), tone=tone))
+        blocks.append(Section(title, tuple(Note(_outlined(line)) for line in lines), tone=tone))
     if not reports:
         blocks.append(Note("The program called nothing that torch.compile compiled."))
     head = ("function", "backend", "region", "outcome", "n_nodes", "n_calls", "compile_s", "evidence", "wrong")
@@ -138,6 +138,11 @@ def _document(reports: list[CompileReport]) -> Document:
     data = {"format": 1, "reports": list(map(_report_data, reports))}
     title = "torch.compile against eager"
     return Document(title, tuple(blocks), data, Records(head, tuple(rows)), issues=_issues(reports))
+
+
+def _outlined(line: str) -> str:
+    """A line of a summary without its indentation, and with a dash where it belongs to the line above."""
+    return f"– {line.strip()}" if line.startswith("    ") else line.strip()  # noqa: RUF001 - a dash
 
 
 def _issues(reports: list[CompileReport]) -> Issues:

@@ -39,6 +39,8 @@ class ResultDiff:
         floor: Absolute error, added to the unit.
         truth: The float64 result of the oracle, with spread.
         limit: Greatest excess that is still rounding.
+        scales: A term is multiplied before it is added: one that underflows may leave either zero, by a fused
+            multiplication and addition or without.
         exact: The operator rounds nothing: any other bit is wrong.
     """
 
@@ -56,6 +58,7 @@ class ResultDiff:
     floor: Array | float = 0.0
     truth: Truth | None = None
     limit: float = 0.0
+    scales: bool = False
     exact: bool = False
 
     def differing_values(self, values: torch.Tensor) -> Array:
@@ -75,7 +78,10 @@ class ResultDiff:
         found = excess(values, self.truth, self.fmt, self.where, self.floor)
         if self.zero_signs.any():
             # The sign of a zero is that of the truth, also where the truth only underflowed.
-            wrong = np.signbit(values) != np.signbit(self.truth.value[self.where])
+            truth = self.truth.value[self.where]
+            wrong = np.signbit(values) != np.signbit(truth)
+            if self.scales:
+                wrong &= truth == 0
             found[self.zero_signs & wrong & ~self.truth.flips[self.where]] = np.inf
         return found
 
@@ -164,7 +170,8 @@ def diff_results(case: Case, position: int, n_different: int) -> ResultDiff:
     if leave_out.any():
         keep = ~leave_out
         where, zeros, classes = where[keep], zeros[keep], classes[keep]
-    return ResultDiff(position, case.names[position], actual, expected, fmt, where, zeros, classes)
+    scales = bool(zeros.any()) and case.facts.arithmetic and case.arguments().get("alpha", 1) not in (1, -1)
+    return ResultDiff(position, case.names[position], actual, expected, fmt, where, zeros, classes, scales=scales)
 
 
 def _wide(values: torch.Tensor) -> npt.NDArray[Any]:

@@ -146,6 +146,12 @@ class Comparator:
         held, self._held = self._held, None
         return held
 
+    def forget_verdicts(self) -> None:
+        """Have each call judged as if it were the first of its context."""
+        self.bounds.by_context.clear()
+        if self._roundings is not None:
+            self._roundings = KnownRoundings()
+
     def every_second(self) -> None:
         """Have the next call of another operator looked at, about once a second."""
         index = self.effects.next_due()

@@ -102,6 +102,11 @@ class Paths:
             # The asynchronous path has a comparator of its own, so there may be two.
             comparator.effects.always = always
 
+    def forget_verdicts(self) -> None:
+        """Have each call judged as if it were the first of its context."""
+        for comparator in self._comparators:
+            comparator.forget_verdicts()
+
     def forget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A call that is not compared may write to any of these tensors."""
         if self._asynchronous is not None:

@@ -267,6 +267,10 @@ class Replayer:
         """Check each call for effects on memory, and not the first of each kind only."""
         self._paths.check_memory(always=always)
 
+    def forget_verdicts(self) -> None:
+        """Have each call judged as if it were the first of its context: where another program begins."""
+        self._paths.forget_verdicts()
+
     # -- the lock ------------------------------------------------------------------------------------
 
     def hold_calls(self) -> bool:

@@ -75,8 +75,9 @@ def bar_chart(rows: Sequence[tuple[str, float, str]], title: str, axis: str) -> 
         parts.append(rect(left, y, width, _ROW - 6, BLUE, f"{name}: {words}", opacity=0.75))
         parts.append(text(right + 8, y + 15, words, INK))
     parts.append(text(left, 18, axis, SOFT))
-    caption = f"{axis}: the first {len(shown)} of {len(rows):,}." if len(shown) < len(rows) else f"{axis}."
-    return (Figure(svg(_WIDTH, 40 + _ROW * len(shown), title, parts, caption, wide=True), caption, title),)
+    # The title and the axis say what is shown: words below it only where something is left out.
+    caption = f"The first {len(shown)} of {len(rows):,}." if len(shown) < len(rows) else ""
+    return (Figure(svg(_WIDTH, 40 + _ROW * len(shown), title, parts, f"{axis}. {caption}", wide=True), caption, title),)
 
 
 def region_strip(rows: Sequence[tuple[str, Sequence[tuple[str, str, int]]]], title: str) -> tuple[Figure, ...]:

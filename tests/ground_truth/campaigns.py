@@ -1,6 +1,6 @@
 """Each planted flaw alone: does a campaign find it, after how many variants, and as how many root causes?
 
-python -m tests.ground_truth.campaigns --zoo FILE [--n 20000] [--seed 0] [--flaw NAME] [--each 100] [--most 4000]
+python -m tests.ground_truth.campaigns --zoo FILE [--n 20000] [--seed 0] [--flaw NAME,NAME] [--each 100] [--most 4000]
     [--kept DIR] [--minutes M]
 
 First the variants run on the clean device: which operators each calls, and that nothing is found. Then, for each flaw,
@@ -211,7 +211,7 @@ def main():
     known = {(i, f.op, f.kind, f.cause) for i, found in false for f in found}
     rows, masks, by_flaw = {}, [], {}
     for flaw in sim.CATALOGUE.values():
-        if args.flaw not in flaw.name:
+        if not any(word in flaw.name for word in args.flaw.split(",")):
             continue
         row, seen_masks, seen = kept(
             args.kept,

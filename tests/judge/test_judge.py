@@ -505,6 +505,23 @@ def test_the_sign_of_zero_counts_where_it_is_defined(make_case):
     assert Judge()(make_case(SUM, lambda x, d: -x.sum(d), torch.zeros(2, 3), [1]))[0].status is Status.MATCH
 
 
+def test_a_product_that_underflows_before_it_is_added_leaves_either_zero(make_case):
+    """0.0 + -0.001 * 2.8e-48: -0.0 where multiplication and addition are fused, else 0.0."""
+    zeros, tiny = torch.zeros(3), torch.tensor([2.8e-45, 1e-44, 0.0])
+
+    def unlike(x, y, alpha=1):
+        return torch.add(x, y, alpha=alpha).neg()
+
+    case = make_case(aten.add.Tensor, unlike, zeros[:2], tiny[:2], alpha=-0.001)
+    assert Judge()(case)[0].status is Status.MATCH
+    for wrong in (
+        make_case(aten.add.Tensor, unlike, zeros, tiny, alpha=-0.001),  # 0 + -0.001 * 0 is 0.0, in any way
+        make_case(aten.add.Tensor, unlike, zeros, zeros),
+        make_case(aten.mul.Tensor, lambda a, b: (a * b).neg(), tiny, torch.full((3,), 0.001)),
+    ):
+        assert Judge()(wrong)[0].status is Status.MISMATCH
+
+
 def test_a_wrong_reference_is_named(make_case):
     case = make_case(aten.softplus.default, torch.nn.functional.softplus, normal(100))
     off = replace(case, expected=(case.expected[0] * 1.01,))

@@ -41,7 +41,7 @@ def test_the_first_bar_is_the_longest_and_the_rest_is_counted():
     widths = [width for width, _ in rects(figure)][1::2]
     assert len(widths) == 20
     assert widths == sorted(widths, reverse=True)
-    assert figure.caption == "time lost: the first 20 of 50."
+    assert figure.caption == "The first 20 of 50."
     assert "op0 &lt;b&gt;" in figure.svg
 
 

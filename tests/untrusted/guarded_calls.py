@@ -1,5 +1,7 @@
 """Changes torch's own sample calls, and makes those that a file may have made; run by test_guard_pages.py.
 
+python -m tests.untrusted.guarded_calls SEED SECONDS [PART PARTS], with the library preloaded.
+
 A process for many calls: where one ends it, the next goes on behind that call. Prints the operators that did.
 """
 
@@ -120,13 +122,13 @@ def stand_ins():
     return {getattr(torch.ops.aten, name).default: [(args, {})] for name, args in calls.items()}
 
 
-def samples():
-    """Calls of each operator, forward and backward."""
+def samples(part, parts):
+    """Calls of each operator, forward and backward; of every so many entries of torch's database."""
     with Kept() as kept:
         for program in programs():
             with contextlib.suppress(Exception):  # a layout without this operator
                 backward(program())
-        for info in op_db:
+        for info in op_db[part::parts]:
             for dtype in (torch.float32, torch.int64, torch.complex64, torch.bfloat16):
                 if dtype not in info.dtypes:
                     continue
@@ -142,7 +144,7 @@ def changed(chance, value):
     if isinstance(value, torch.Tensor):
         try:
             return _changed(chance, value)
-        except RuntimeError:  # of a layout that cannot be changed so
+        except (RuntimeError, IndexError, ValueError, TypeError):  # of a layout that cannot be changed so
             return value
     if isinstance(value, (list, tuple)) and value:
         value = list(value)
@@ -219,10 +221,10 @@ def make(calls, seed, n, page, until):
     os._exit(0)
 
 
-def main(seed, seconds):
+def main(seed, seconds, part=0, parts=1):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    calls, ended, n = samples(), [], 0
+    calls, ended, n = samples(part, parts), [], 0
     page, until = mmap.mmap(-1, 8), time.monotonic() + seconds
     while time.monotonic() < until:
         pid = os.fork()
@@ -241,4 +243,4 @@ def main(seed, seconds):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]))
+    main(int(sys.argv[1]), float(sys.argv[2]), *map(int, sys.argv[3:]))

@@ -22,9 +22,10 @@ import shadowrun
 from shadowrun.cli.main import main
 from shadowrun.errors import ShadowrunError
 from shadowrun.store.plain_json import NotStorable
-from shadowrun.studies.campaign.folder import Folder, Settings, Shard
+from shadowrun.studies.campaign.folder import Folder, Settings
 from shadowrun.studies.campaign.store import CampaignStore
 from shadowrun.studies.campaign.tables import ResultRow, VariantRow
+from shadowrun.studies.shards import Shard
 from shadowrun.studies.slowdown.calls import read_mix
 from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part
 from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["Generator"]
 
 # How often each family is chosen, for all mutations but the last.
-_WEIGHTS: Final = {"structure": 4, "arguments": 3, "tensors": 4}
-# How often a mutator is chosen, where others of its family are once: nearly every model has a call for `unread`.
-_OFTEN: Final = {"argument": 4}
+_WEIGHTS: Final = {"structure": 4, "arguments": 3, "tensors": 5}
+# How often a mutator is chosen, where others of its family are once: nearly every model has a call for `unread`, and
+# faults in dtypes and in exceptional values need one of the few programs that call the operator as well.
+_OFTEN: Final = {"argument": 4, "dtype": 2, "exceptional": 2, "edge": 3}
 # The family that takes the place of one without any possible mutation.
 _INSTEAD: Final = "tensors"
 _N_MUTATIONS: Final = (1, 1, 1, 1, 2, 2, 2, 3, 3, 4)

@@ -313,6 +313,8 @@ class CaseRunner:
         # A comparison checks memory at the first calls of each signature only; a case of the part `memory` is its
         # check.
         self._run._replayer.check_memory(always=memory)
+        # All cases call from one line: what is found must not depend on the cases before.
+        self._run._replayer.forget_verdicts()
         with self._run:
             try:
                 with without_steps() if self._target.functionalizes else contextlib.nullcontext():

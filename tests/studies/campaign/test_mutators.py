@@ -131,6 +131,24 @@ def test_the_edge_of_a_dtype(dtype):
     assert x.max() > torch.finfo(dtype).max / 8
 
 
+def test_the_edge_of_a_result_in_between():
+    graph = Graph(
+        (Input("x", (3, 4)),), (Node(aten.mul.Scalar, (Ref(-1), 3.0)), Node(aten.cosh.default, (Ref(0),))), (Ref(1),)
+    )
+    draft = Library({"cosh": Program("cosh", graph)}).draft("cosh")
+    found = [p for n in range(40) if (p := MUTATORS["edge"].propose(draft, Draw(n))) and p[0] == 1]
+    assert found  # else of the product, by its input
+    for params in found:
+        made = MUTATORS["edge"].apply(draft, params).graph
+        assert names(made) == ["mul.Scalar", "tanh", "mul.Scalar", "add.Scalar", "cosh"]
+        (x,) = results(made)
+        assert x.isfinite().all()
+        assert x.min() > 1e37
+    for params in ((1, 1, 1.0, 2.0), (1, 0, 2.0, 1.0), (1, "0", 1.0, 2.0), (7, 0, 1.0, 2.0)):
+        with pytest.raises((Invalid, TypeError)):
+            MUTATORS["edge"].apply(draft, params)
+
+
 def test_what_beta_zero_promises_not_to_read():
     draft = Library({"edges": Program("edges", EDGES)}).draft("edges")
     graph = MUTATORS["unread"].apply(draft, (1, "nan")).graph

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["Broadcast", "Dtype", "Layout", "Rank", "Size"]
 
 aten = torch.ops.aten
-# Sides of 4, 8, 16 and 32: vector loops of all widths have a tail there.
-_SIZES: Final = (0, 1, 1, 2, 2, 3, 3, 4, 5, 7, 8, 11, 13, 16, 17, 31, 33)
+# Sides of 4, 8, 16 and 32: vector loops of all widths have a tail there. What adds up too coarsely shows in long sums.
+_SIZES: Final = (0, 1, 1, 2, 2, 3, 3, 4, 5, 7, 8, 11, 13, 16, 17, 31, 33, 129, 600)
 
 
 class Size:

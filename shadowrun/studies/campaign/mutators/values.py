@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from shadowrun.operators.facts import facts
+from shadowrun.studies.campaign.mutators.mutator import Edit, node_at
+from shadowrun.studies.campaign.mutators.tensors import pointwise_calls
 from shadowrun.studies.campaign.tracing import Invalid, first_line, info
 from shadowrun.studies.zoo.graph import Fill, Graph, Ref
 from shadowrun.studies.zoo.values import EXCEPTIONAL
@@ -21,8 +23,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Edge", "Exceptional", "Scale"]
 
+aten = torch.ops.aten
 # Numbers between a power of 2 and the next that are tried for an edge: few enough that all kernels agree on them.
 _PER_OCTAVE: Final = 1024
+# Arguments of calls that are tried for one that has an edge.
+_PLACES: Final = 8
 
 
 def _value_inputs(draft: Draft) -> list[int]:
@@ -47,12 +52,12 @@ def with_fill(draft: Draft, k: Any, fill: Fill) -> Draft:
     return draft.changed(Graph((*graph.inputs[:k], new, *graph.inputs[k + 1 :]), graph.nodes, graph.outputs))
 
 
-def accumulates_behind(draft: Draft, k: int) -> bool:
-    """Whether a call sums what an input leads to.
+def accumulates_behind(draft: Draft, value: int) -> bool:
+    """Whether a call sums what a value leads to, that of call `value` or of input `-1 - value`.
 
     A sum that leaves the range on the way depends on the order of its terms: infinity, NaN or a number are all right.
     """
-    reached = {-1 - k}
+    reached = {value}
     for at, node in enumerate(draft.graph.nodes):
         if any(r.node in reached for r in node.refs()):
             reached.add(at)
@@ -79,7 +84,7 @@ class Exceptional:
         k, kind = params
         if kind not in EXCEPTIONAL or type(k) is not int or not 0 <= k < len(draft.graph.inputs):
             raise Invalid(f"no exceptional values {ascii(kind)[:40]}")
-        if kind == "largest" and accumulates_behind(draft, k):
+        if kind == "largest" and accumulates_behind(draft, -1 - k):
             raise Invalid("the largest numbers in a sum")
         old = draft.graph.inputs[k].fill
         mean, std = (old.a, old.b) if old.kind == "normal" else (0.0, 1.0)
@@ -101,7 +106,7 @@ class Scale:
         k = draw.choice(inputs)
         largest, smallest, subnormal = _edges(draft.graph.inputs[k].dtype)
         # Squares leave the range from half of the largest exponent on; a sum of them needs some more room.
-        near = (largest - 2, largest // 2) if not accumulates_behind(draft, k) else (largest // 2 - 5,)
+        near = (largest - 2, largest // 2) if not accumulates_behind(draft, -1 - k) else (largest // 2 - 5,)
         return (k, draw.choice((*near, smallest + 2, smallest // 2, subnormal + 3)))
 
     def apply(self, draft: Draft, params: Params) -> Draft:
@@ -116,9 +121,10 @@ class Scale:
 
 
 class Edge:
-    """Values of an input right below the greatest that an element-wise call of it has a finite result for.
+    """Arguments of an element-wise call right below the greatest that it has a finite result for.
 
-    `Scale` knows the edges of a dtype; those of exp, cosh, or asin lie elsewhere.
+    `Scale` knows the edges of a dtype; those of exp, cosh, or asin lie elsewhere. An input gets such values; what
+    another call returns is moved there.
     """
 
     name = "edge"
@@ -126,32 +132,50 @@ class Edge:
     exceptional = False
 
     def propose(self, draft: Draft, draw: Draw) -> Params | None:
-        """Input, and the range of its values."""
+        """Input, or call and position of its argument, and the range of its values."""
         inputs = set(_value_inputs(draft))
         places = [
-            (at, i, -1 - a.node)
-            for at, node in enumerate(draft.graph.nodes)
-            if info(node.op).pointwise and not info(node.op).writes and not info(node.op).random
-            for i, a in enumerate(node.args)
-            if type(a) is Ref and -1 - a.node in inputs and draft.trace.tensor(a).numel()
+            (at, i, a.node)
+            for at in pointwise_calls(draft)
+            for i, a in enumerate(draft.graph.nodes[at].args)
+            if type(a) is Ref and (a.node >= 0 or -1 - a.node in inputs) and _has_floats(draft, a)
         ]
-        if not places:
-            return None
-        at, i, k = draw.choice(places)
-        if accumulates_behind(draft, k):
-            return None
-        for sign in draw.shuffled((1.0, -1.0)):
-            edge = sign * _last_finite(draft, at, i, sign)
-            if edge:
-                return (k, *sorted((edge * 0.99, edge)))
+        # Most calls have no edge, or are added up later.
+        for at, i, node in draw.shuffled(places)[:_PLACES]:
+            if accumulates_behind(draft, at if node >= 0 else node):
+                continue
+            for sign in draw.shuffled((1.0, -1.0)):
+                edge = sign * _last_finite(draft, at, i, sign)
+                if edge:
+                    place = (at, i) if node >= 0 else (-1 - node,)
+                    return (*place, *sorted((edge * 0.99, edge)))
         return None
 
     def apply(self, draft: Draft, params: Params) -> Draft:
-        """Fill it so."""
-        k, low, high = params
+        """Give it such values."""
+        *place, low, high = params
         if type(low) is not float or type(high) is not float or not -math.inf < low <= high < math.inf:
             raise Invalid("no range of values")
-        return with_fill(draft, k, Fill("uniform", low, high))
+        if len(place) == 1:
+            return with_fill(draft, place[0], Fill("uniform", low, high))
+        at, i = place
+        node = node_at(draft.graph, at)
+        if at not in pointwise_calls(draft) or type(i) is not int or not 0 <= i < len(node.args):
+            raise Invalid("no element-wise call")
+        ref = node.args[i]
+        if type(ref) is not Ref or not _has_floats(draft, ref):
+            raise Invalid("no argument with floats")
+        edit = Edit(draft.graph, at, drop=True)
+        # Rounding keeps it within: of the range, one tenth at each end is not used.
+        part = edit.call(aten.mul.Scalar, edit.call(aten.tanh.default, ref), 0.4 * (high - low))
+        moved = edit.call(aten.add.Scalar, part, (low + high) / 2)
+        new = replace(node, args=(*node.args[:i], moved, *node.args[i + 1 :]))
+        return draft.changed(edit.done({Ref(at): edit.add(new)}))
+
+
+def _has_floats(draft: Draft, ref: Ref) -> bool:
+    t = draft.trace.value(ref)
+    return isinstance(t, torch.Tensor) and t.is_floating_point() and t.numel() > 0
 
 
 def _last_finite(draft: Draft, at: int, i: int, sign: float) -> float:
