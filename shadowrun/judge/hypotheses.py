@@ -294,30 +294,36 @@ def rounded_inputs(call: MismatchedCall) -> str | None:
 
 
 def _to_bits(x: torch.Tensor, dropped: int, half: int) -> torch.Tensor:
-    """Round float64 values to float32 with its last `dropped` mantissa bits cleared, after adding `half`."""
-    bits = x.to(torch.float32).view(torch.int32)
+    """Clear the last `dropped` mantissa bits of float32 values, after adding `half`."""
     # Half a unit before the cut rounds to nearest, ties away from zero, as tf32 units do; 0 truncates.
-    return ((bits + half) & -(1 << dropped)).view(torch.float32).to(torch.float64)
+    return ((x.view(torch.int32) + half) & -(1 << dropped)).view(torch.float32)
 
 
 def to_tf32(x: torch.Tensor) -> torch.Tensor:
     """Round float64 values to the 10 bits of mantissa that tf32 keeps of float32."""
-    return _to_bits(x, 13, 1 << 12)
+    return _to_bits(x.to(torch.float32), 13, 1 << 12).to(torch.float64)
 
 
-_ROUNDINGS: Final[tuple[tuple[str, Callable[[torch.Tensor], torch.Tensor]], ...]] = (
-    ("tf32", to_tf32),
-    ("tf32 (truncated)", lambda x: _to_bits(x, 13, 0)),
-    ("fp16", lambda x: x.to(torch.float32).to(torch.float16).to(torch.float64)),
-    ("bf16", lambda x: x.to(torch.float32).to(torch.bfloat16).to(torch.float64)),
-    ("bf16 (truncated)", lambda x: _to_bits(x, 16, 0)),
-    ("fp32", lambda x: x.to(torch.float32).to(torch.float64)),
-)
+_IN_FLOAT32: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "tf32": lambda x: _to_bits(x, 13, 1 << 12),
+    "tf32 (truncated)": lambda x: _to_bits(x, 13, 0),
+    "fp16": lambda x: x.to(torch.float16).to(torch.float32),
+    "bf16": lambda x: x.to(torch.bfloat16).to(torch.float32),
+    "bf16 (truncated)": lambda x: _to_bits(x, 16, 0),
+    "fp32": lambda x: x.clone(),
+}
+
+
+def _in_float64(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: change(x.to(torch.float32)).to(torch.float64)
+
+
+_ROUNDINGS: Final = tuple((name, _in_float64(change)) for name, change in _IN_FLOAT32.items())
 
 
 def rounding_named(explanation: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """The rounding that an explanation of `rounded_inputs` names, of float32 or float64 values; None for others."""
-    return dict(_ROUNDINGS).get(explanation.removeprefix(ROUNDED_INPUTS))
+    """The rounding that an explanation of `rounded_inputs` names, of float32 values; None for others."""
+    return _IN_FLOAT32.get(explanation.removeprefix(ROUNDED_INPUTS))
 
 
 def _residual(result_diff: ResultDiff, values: tuple[Value, ...], *, only_bad: bool = True) -> float:

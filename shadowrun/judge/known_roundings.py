@@ -104,7 +104,7 @@ class KnownRoundings:
             return None
         shares = []
         for k, fit in known.fits.items():
-            now = _fit(case, k, values)
+            now = _fit(case, k, values, diffs[k])
             # The worst call of a finding is captured, and only the ladder measures how bad a call is.
             if now is None or not _is_alike(now, fit) or now.distance > WORSE * known.worst[k]:
                 return None
@@ -126,7 +126,7 @@ def _fitted(case: Case, verdict: Verdict, diffs: tuple[TensorDiff, ...]) -> _Kno
         fits = {}
         for k, name in enumerate(case.names):
             if name in wrong:
-                fit = None if values is None else _fit(case, k, values)
+                fit = None if values is None else _fit(case, k, values, wrong[name])
                 if fit is None or fit.remaining > MARGIN or not _is_beyond(case, k, wrong[name]):
                     break
                 fits[k] = fit
@@ -172,7 +172,7 @@ def _on_rounded_inputs(case: Case, explanation: str, only_matrices: bool) -> tup
     def changed(t: torch.Tensor) -> torch.Tensor:
         if not t.is_floating_point() or (only_matrices and t.dim() < 2):
             return t.detach()
-        return change(t.detach()).to(torch.float32)
+        return change(t.detach())
 
     try:
         names, values = evaluate(case, *case.fresh_inputs(changed))
@@ -181,18 +181,18 @@ def _on_rounded_inputs(case: Case, explanation: str, only_matrices: bool) -> tup
     return values if names == case.names else None
 
 
-def _fit(case: Case, position: int, values: tuple[Value, ...]) -> _Fit | None:
+def _fit(case: Case, position: int, values: tuple[Value, ...], d: TensorDiff) -> _Fit | None:
     value = values[position]
     if not isinstance(value, torch.Tensor):
         return None
     a, e, p = (flat_values(v) for v in (case.actual[position], case.expected[position], value))
     if not a.dtype == e.dtype == p.dtype == torch.float32 or not a.numel() == e.numel() == p.numel() > 0:
         return None
-    to_reference, to_rounded = (a - e).abs_(), (a - p).abs_()
-    size, distance, rest = (float(torch.linalg.vector_norm(t)) for t in (e, to_reference, to_rounded))
-    greatest = float(to_reference.max())
+    to_rounded = diff(d.name, a, p)
+    size = float(torch.linalg.vector_norm(e))
+    distance, rest = (x.rmse * float(a.numel() ** 0.5) for x in (d, to_rounded))
     # Not finite where a value is not: the ladder knows classes.
-    if not 0.0 < size < float("inf") or not 0.0 < distance < float("inf") or not rest < float("inf"):
+    if not 0.0 < size < float("inf") or not 0.0 < distance < float("inf") or to_rounded.n_nan or to_rounded.n_inf:
         return None
-    explained = int((to_rounded < to_reference).sum())
-    return _Fit(distance / size, rest / distance, float(to_rounded.max()) / greatest, explained)
+    explained = int(((a - p).abs_() < (a - e).abs_()).sum())
+    return _Fit(distance / size, rest / distance, to_rounded.max_abs / d.max_abs, explained)

@@ -26,7 +26,7 @@ from shadowrun.recording.data_flow import DataFlow, Leaf
 from shadowrun.recording.model import NONE, Kind
 from shadowrun.recording.native_calls import NativeCalls, State, make_native_calls
 from shadowrun.recording.undeclared_writes import UndeclaredWrites
-from shadowrun.recording.waiting_digests import WaitingDigests, is_capturing
+from shadowrun.recording.waiting_digests import WaitingDigests, is_capturing, probe_again
 from shadowrun.replay.call import draws_random
 from shadowrun.torch_private import is_distributed, local_part
 
@@ -117,6 +117,7 @@ class CallRecorder:
         self._captured.writer = buffer.writer
         # What the program did between two blocks was not observed.
         self._flow.clear()
+        probe_again()
         self._n_generated, self._state.unseen = 0, False
         self._generated.start()
         if self._kernels is not None:

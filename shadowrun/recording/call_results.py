@@ -55,10 +55,11 @@ class CallResults:
 
     Attributes:
         returns: By number of the operator.
+        waiting: See above.
     """
 
     def __init__(self, flow: DataFlow, waiting: WaitingDigests, n_rows: int) -> None:
-        self._flow, self._waiting = flow, waiting
+        self._flow, self.waiting = flow, waiting
         self._n_rows = n_rows
         self.returns: dict[int, ReturnSchema] = {}
 
@@ -136,7 +137,7 @@ class CallResults:
             while t.dim() > 1 and t.shape[0] == 1:
                 t = t[0]
             n_rows = n_rows if t.dim() > 1 else 0
-        return await_digest(t, n_rows, self._waiting)
+        return await_digest(t, n_rows, self.waiting)
 
 
 def number_form(buffer: BlockBuffer, value: Any) -> int:

@@ -62,7 +62,7 @@ def digest_parts_by_kernel(
     return Found(pick_sums(sums, last), ends, memory.index_select(0, positions).to(torch.int64))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_groups"])
 def _digest(
     memory,
     table,

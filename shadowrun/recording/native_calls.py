@@ -13,6 +13,7 @@ from shadowrun.intercept import torchapi
 from shadowrun.intercept.plan import Action, OpKind, OpPlan
 from shadowrun.native import core
 from shadowrun.native.tensors import reads_places
+from shadowrun.platforms.torchplatform import below_autograd
 from shadowrun.recording import undeclared_writes
 from shadowrun.recording.call_results import ITEM, number_form
 from shadowrun.recording.data_flow import Leaf
@@ -134,8 +135,13 @@ def make_native_calls(
     columns = {name: getattr(buffer, name) for name in ("results", "rungs", "samples", "row_rungs")}
 
     def digest(t: torch.Tensor) -> Packed | None:
-        # Its row comes next.
-        found = results.digest(t)
+        # Its row comes next. In a mode's handler, an operator meets nothing but autograd.
+        found: Packed | Awaited | None = None
+        if not (n_rows or t.is_cpu):
+            with below_autograd():
+                found = results.waiting.add_plain(t)
+        if found is None:
+            found = results.digest(t)
         return buffer.reserve(found) if isinstance(found, Awaited) else found
 
     rows = buffer.native_rows = core.TensorRows(

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from shadowrun.errors import ShadowrunWarning
-from shadowrun.platforms.torchplatform import current_cuda_stream
+from shadowrun.platforms.torchplatform import cuda_stream_reader
 from shadowrun.recording.digest_operators import (
     GROUP,
     ROW,
@@ -35,37 +35,58 @@ from shadowrun.recording.number_formats import NUMBER_FORMATS, Encoding, NumberF
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["MEMORY_BYTES", "Awaited", "WaitingDigests", "is_capturing", "packed", "positions_of_samples", "way_on"]
+__all__ = [
+    "MEMORY_BYTES",
+    "Awaited",
+    "WaitingDigests",
+    "is_capturing",
+    "packed",
+    "positions_of_samples",
+    "probe_again",
+    "way_on",
+]
 
 Ints = npt.NDArray[np.int64]
+_NOTHING: Final[Ints] = np.zeros(0, np.int64)
 
 MEMORY_BYTES: Final = 16 << 20
 """Of a stream: greater tensors are copied in pieces."""
 _MAX_STREAMS: Final = 4
+_MAX_KINDS: Final = 10_000
+_cuda_stream: Final = cuda_stream_reader()
 # Each tensor begins at a multiple of so many bytes, which is a row of any dtype.
 _ALIGNMENT: Final = 8 * ROW
 _PROBED_ROWS: Final = 40
 _WITH_TRITON: Final = frozenset({"cuda", "xpu"})  # ROCm is "cuda"
 
 
+class _Kind:
+    """What tensors of one form have in common; looked up once, since there is little time in a call."""
+
+    __slots__ = ("empty", "form", "n", "n_bytes", "n_rows", "positions", "row_size", "strides")
+
+    def __init__(self, t: torch.Tensor, n_rows: int, n_leading: int, n_parts: int) -> None:
+        self.form, self.n, self.n_rows = NUMBER_FORMATS[t.dtype], t.numel(), n_rows
+        self.row_size = self.n // n_leading if n_leading else 0
+        self.n_bytes = self.n * t.itemsize
+        self.positions = positions_of_samples(self.n, n_parts)
+        self.strides = t.stride() if t.is_contiguous() else tuple(_contiguous_strides(t.shape))
+        ladder = 8 * (self.form.mantissa + 1)
+        self.empty = bytes(STATISTICS_BYTES), bytes(ladder), bytes(8 * len(self.positions)), bytes(ladder * n_rows)
+
+
 class Awaited:
     """A digest that is not known yet.
 
     Attributes:
-        form: The format of the numbers.
-        n: How many.
-        n_samples: Sampled numbers.
-        n_rows: Rows that have a ladder each.
-        row_size: Their elements.
+        kind: Of the tensor.
         packed: The digest, once it is known.
     """
 
-    __slots__ = ("_settle", "form", "n", "n_rows", "n_samples", "packed", "row_size")
+    __slots__ = ("_settle", "kind", "packed")
 
-    def __init__(
-        self, form: NumberFormat, n: int, n_samples: int, n_rows: int, row_size: int, settle: Callable[[], None]
-    ) -> None:
-        self.form, self.n, self.n_samples, self.n_rows, self.row_size = form, n, n_samples, n_rows, row_size
+    def __init__(self, kind: _Kind, settle: Callable[[], None]) -> None:
+        self.kind = kind
         self.packed: Packed | None = None
         self._settle = settle
 
@@ -84,12 +105,7 @@ class Awaited:
     @property
     def empty(self) -> Packed:
         """Zeros of the lengths that the digest will have."""
-        return _empty(self.form.mantissa + 1, self.n_samples, self.n_rows)
-
-
-@functools.lru_cache(maxsize=256)
-def _empty(n_rungs: int, n_samples: int, n_rows: int) -> Packed:
-    return bytes(STATISTICS_BYTES), bytes(8 * n_rungs), bytes(8 * n_samples), bytes(8 * n_rungs * n_rows)
+        return self.kind.empty
 
 
 def packed(digest: Packed | Awaited | None) -> Packed | None:
@@ -107,6 +123,7 @@ class WaitingDigests:
     def __init__(self, memory_bytes: int = MEMORY_BYTES) -> None:
         self._memory_bytes = max(memory_bytes, _ALIGNMENT)
         self._memories: dict[Any, _Memory] = {}
+        self._kinds: dict[Any, _Kind] = {}
 
     def add(self, t: torch.Tensor, n_ladders: int, n_leading: int, n_parts: int) -> Awaited:
         """Have a tensor digested that lies on an accelerator and has no lazy parts.
@@ -117,17 +134,31 @@ class WaitingDigests:
             n_leading: Its size.
             n_parts: Of which a number consists: 2 for complex ones, whose parts are in the last dimension.
         """
-        device = t.device
+        key = t.dtype, t.shape, t.stride(), n_ladders, n_parts
+        kind = self._kinds.get(key)
+        if kind is None:
+            if len(self._kinds) >= _MAX_KINDS:
+                self._kinds.clear()
+            kind = self._kinds[key] = _Kind(t, n_ladders, n_leading, n_parts)
+        return self._memory(t).add(t, kind, self.settle)
+
+    def add_plain(self, t: torch.Tensor) -> Awaited | None:
+        """The same for a tensor of a form that `add` has met, without rows; None for others."""
+        kind = self._kinds.get((t.dtype, t.shape, t.stride(), 0, 1))
+        return None if kind is None or t.is_neg() else self._memory(t).add(t, kind, self.settle)
+
+    def _memory(self, t: torch.Tensor) -> _Memory:
+        """Memory of the current stream of a tensor's device."""
         # By its handle: an object for the stream is slow to make.
-        handle = current_cuda_stream(device.index) if device.type == "cuda" else None
-        key = device, _stream(device) if handle is None else handle
+        handle = _cuda_stream(t.get_device()) if _cuda_stream is not None and t.is_cuda else _stream(t.device)
+        key = t.device, handle
         memory = self._memories.get(key)
         if memory is None:
             if len(self._memories) >= _MAX_STREAMS:
                 self.settle()
                 self._memories.clear()
-            memory = self._memories[key] = _Memory(device, _stream(device), self._memory_bytes)
-        return memory.add(t, n_ladders, n_leading, n_parts, self.settle)
+            memory = self._memories[key] = _Memory(t.device, _stream(t.device), self._memory_bytes)
+        return memory
 
     def settle(self) -> None:
         """Wait for all digests, with one host sync for each stream."""
@@ -162,19 +193,18 @@ class _Waiting:
     Attributes:
         awaited: Their digests.
         n_ladders: That these have.
-        parts: Of those in the memory: start, size and first element in its tensor, and ladder.
-        samples: Positions of sampled elements in the memory.
+        parts: Of those in the memory: start, size, first element in its tensor, ladder, and positions of sampled
+            elements in the tensor.
         digested: Ladder and size of each part that has been digested.
         found: What was found of them.
     """
 
-    __slots__ = ("awaited", "digested", "found", "n_ladders", "parts", "samples")
+    __slots__ = ("awaited", "digested", "found", "n_ladders", "parts")
 
     def __init__(self) -> None:
         self.awaited: list[Awaited] = []
         self.n_ladders = 0
-        self.parts: list[tuple[int, int, int, int]] = []
-        self.samples: list[Ints] = []
+        self.parts: list[tuple[int, int, int, int, Ints]] = []
         self.digested: list[tuple[int, int]] = []
         self.found: list[Found] = []
 
@@ -191,44 +221,38 @@ class _Memory:
         self._used = 0
         self._waiting: dict[torch.dtype, _Waiting] = {}
 
-    def add(self, t: torch.Tensor, n_ladders: int, n_leading: int, n_parts: int, settle: Callable[[], None]) -> Awaited:
-        dtype, n = t.dtype, t.numel()
-        form = NUMBER_FORMATS[dtype]
+    def add(self, t: torch.Tensor, kind: _Kind, settle: Callable[[], None]) -> Awaited:
+        form, dtype = kind.form, t.dtype
         waiting = self._waiting.get(dtype)
         if waiting is None:
             waiting = self._waiting[dtype] = _Waiting()
-        positions = positions_of_samples(n, n_parts)
-        awaited = Awaited(form, n, len(positions), n_ladders, n // n_leading if n_leading else 0, settle)
         # As integers: any bit pattern is copied as it is.
         bits = t if dtype is form.ints else t.view(form.ints)
-        self._copy(waiting, form, bits, waiting.n_ladders, positions)
-        if n_ladders:
-            self._copy_rows(waiting, form, bits[:n_ladders], waiting.n_ladders + 1)
-        waiting.n_ladders += 1 + n_ladders
+        if kind.n_bytes <= self._n_bytes:
+            start = self._take(kind.n_bytes) * 8 // form.width
+            self._views[form.ints].as_strided(t.shape, kind.strides, start).copy_(bits)
+            waiting.parts.append((start, kind.n, 0, waiting.n_ladders, kind.positions))
+        else:
+            self._copy_pieces(waiting, form, bits, waiting.n_ladders, kind.positions)
+        if kind.n_rows:
+            self._copy_rows(waiting, form, bits[: kind.n_rows], waiting.n_ladders + 1)
+        waiting.n_ladders += 1 + kind.n_rows
+        awaited = Awaited(kind, settle)
         waiting.awaited.append(awaited)
         return awaited
 
-    def _copy(
-        self, waiting: _Waiting, form: NumberFormat, bits: torch.Tensor, ladder: int, positions: Ints | None
+    def _copy_pieces(
+        self, waiting: _Waiting, form: NumberFormat, bits: torch.Tensor, ladder: int, positions: Ints
     ) -> None:
-        """Copy numbers in the order of a contiguous tensor."""
+        """Copy numbers, in the order of a contiguous tensor, in pieces that have room."""
         n, size = bits.numel(), form.width // 8
-        if n * size <= self._n_bytes:
-            start = self._take(n * size) // size
-            strides = bits.stride() if bits.is_contiguous() else _contiguous_strides(bits.shape)
-            self._views[form.ints].as_strided(bits.shape, strides, start).copy_(bits)
-            waiting.parts.append((start, n, 0, ladder))
-            if positions is not None:
-                waiting.samples.append(positions + start)
-            return
         flat, at_once = bits.reshape(-1), self._n_bytes // size
         for first in range(0, n, at_once):
             end = min(n, first + at_once)
             start = self._take((end - first) * size) // size
             self._views[form.ints][start : start + end - first].copy_(flat[first:end])
-            waiting.parts.append((start, end - first, first, ladder))
-            if positions is not None:
-                waiting.samples.append(positions[(positions >= first) & (positions < end)] + (start - first))
+            here = positions[(positions >= first) & (positions < end)]
+            waiting.parts.append((start, end - first, first, ladder, here))
 
     def _copy_rows(self, waiting: _Waiting, form: NumberFormat, bits: torch.Tensor, ladder: int) -> None:
         """Copy each row to a place of its own."""
@@ -237,11 +261,11 @@ class _Memory:
         apart = -(-length // ROW) * ROW
         if n_rows * apart * size > self._n_bytes:
             for k in range(n_rows):
-                self._copy(waiting, form, bits[k], ladder + k, None)
+                self._copy_pieces(waiting, form, bits[k], ladder + k, _NOTHING)
             return
         start = self._take(n_rows * apart * size) // size
         self._views[form.ints].as_strided((n_rows, length), (apart, 1), start).copy_(bits.reshape(n_rows, length))
-        waiting.parts += [(start + k * apart, length, 0, ladder + k) for k in range(n_rows)]
+        waiting.parts += [(start + k * apart, length, 0, ladder + k, _NOTHING) for k in range(n_rows)]
 
     def _take(self, n_bytes: int) -> int:
         """Where so many bytes are free."""
@@ -257,12 +281,14 @@ class _Memory:
             for dtype, waiting in self._waiting.items():
                 if not waiting.parts:
                     continue
-                *columns, ladders = np.array(waiting.parts, np.int64).T
-                samples = np.concatenate([*waiting.samples, np.zeros(0, np.int64)])
+                *columns, ladders = np.array([part[:4] for part in waiting.parts], np.int64).T
+                samples = np.concatenate(
+                    [positions + (start - first) for start, _, first, _, positions in waiting.parts]
+                )
                 way, form = way_on(self._device.type, dtype), NUMBER_FORMATS[dtype]
                 waiting.found.append(way(self._views[form.ints], dtype, form, Parts(*columns), samples))
                 waiting.digested += zip(ladders.tolist(), columns[1].tolist(), strict=True)
-                waiting.parts, waiting.samples = [], []
+                waiting.parts = []
         self._used = 0
 
     @contextlib.contextmanager
@@ -322,16 +348,22 @@ def _finish(form: NumberFormat, waiting: _Waiting, found: Sequence[Found]) -> No
     first, ends = np.flatnonzero(np.diff(of_groups, prepend=-1)), np.concatenate([one.ends for one in found])
     squares = np.add.reduceat(np.ascontiguousarray(ends[:, 2:]).view(np.float64), first, axis=0)
     low, high = np.minimum.reduceat(ends[:, 0], first), np.maximum.reduceat(ends[:, 1], first)
-    sizes = np.array([size for a in waiting.awaited for size in (a.n, *(a.row_size,) * a.n_rows)])
+    kinds = [a.kind for a in waiting.awaited]
+    sizes = np.array([size for kind in kinds for size in (kind.n, *(kind.row_size,) * kind.n_rows)])
     planes = np.ascontiguousarray(sums[:, : form.width]).view(np.uint64)
     statistics, rungs = pack_digests(form, sizes, planes, sums[:, form.width :], low, high, squares)
     samples = np.concatenate([one.samples for one in found]).view(np.uint64) & np.uint64((1 << form.width) - 1)
-    ladder = sample = 0
-    for awaited in waiting.awaited:
-        after, next_sample = ladder + 1 + awaited.n_rows, sample + awaited.n_samples
-        rows = rungs[ladder + 1 : after].tobytes()
-        awaited.packed = statistics[ladder], rungs[ladder].tobytes(), samples[sample:next_sample].tobytes(), rows
-        ladder, sample = after, next_sample
+    of_ladders, of_samples, ladder_bytes, ladder, sample = rungs.tobytes(), samples.tobytes(), rungs.shape[1] * 8, 0, 0
+    for awaited, kind in zip(waiting.awaited, kinds, strict=True):
+        first_row = (ladder + 1) * ladder_bytes
+        after, next_sample = first_row + kind.n_rows * ladder_bytes, sample + len(kind.empty[2])
+        awaited.packed = (
+            statistics[ladder],
+            of_ladders[first_row - ladder_bytes : first_row],
+            of_samples[sample:next_sample],
+            of_ladders[first_row:after],
+        )
+        ladder, sample = ladder + 1 + kind.n_rows, next_sample
 
 
 # -- how a device digests -----------------------------------------------------------------------------
@@ -373,8 +405,8 @@ def _on_host(memory: torch.Tensor, dtype: torch.dtype, form: NumberFormat, parts
 
 
 @functools.cache
-def way_on(device_type: str, dtype: torch.dtype) -> _Way:
-    """The fastest way that digests numbers of a dtype on a device as the CPU does; the last one copies them there."""
+def _probe(dtype: torch.dtype) -> tuple[torch.Tensor, Parts, Ints, Found]:
+    """Known numbers, and what the CPU finds of them."""
     form = NUMBER_FORMATS[dtype]
     least = -(1 << (form.width - 1))
     bits = np.random.default_rng(0).integers(least, -least, _PROBED_ROWS * ROW, f"i{form.width // 8}")
@@ -383,7 +415,13 @@ def way_on(device_type: str, dtype: torch.dtype) -> _Way:
     memory = torch.from_numpy(bits)
     parts = Parts(*np.array([(0, 5, 0), (ROW, (_PROBED_ROWS - 1) * ROW - 3, 2 * ROW)]).T)
     samples = np.array([1, 3, 700])
-    wanted = digest_parts(memory, dtype, form, parts, samples)
+    return memory, parts, samples, digest_parts(memory, dtype, form, parts, samples)
+
+
+@functools.cache
+def way_on(device_type: str, dtype: torch.dtype) -> _Way:
+    """The fastest way that digests numbers of a dtype on a device as the CPU does; the last one copies them there."""
+    form, (memory, parts, samples, wanted) = NUMBER_FORMATS[dtype], _probe(dtype)
     for find in (_by_kernel, lambda _: digest_parts):
         # A device lacks an operator or a dtype, say; Triton, a compiler.
         try:
@@ -396,6 +434,11 @@ def way_on(device_type: str, dtype: torch.dtype) -> _Way:
         if find is _by_kernel and device_type in _WITH_TRITON and form.encoding is not Encoding.CODES:
             _warn_of_kernel(reason)
     return _on_host
+
+
+def probe_again() -> None:
+    """Ask each device anew whether it digests as the CPU does: a flaw may have come since, as the simulated ones do."""
+    way_on.cache_clear()
 
 
 def _agree(found: Found, wanted: Found) -> bool:

@@ -16,6 +16,8 @@ from torch._subclasses import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import shadowrun
+from shadowrun import sim
 from shadowrun.native import core
 from shadowrun.numerics.ladder import ladder
 from shadowrun.recording import digests
@@ -23,6 +25,7 @@ from shadowrun.recording.digest_operators import digest_parts
 from shadowrun.recording.digests import Digest, Packed, digest, digest_rows, pack, unpack
 from shadowrun.recording.model import RESULT, sample_positions
 from shadowrun.recording.number_formats import NUMBER_FORMATS, Encoding
+from shadowrun.recording.recording_file import read
 from shadowrun.recording.waiting_digests import WaitingDigests, way_on
 
 REAL = sorted(NUMBER_FORMATS, key=str)
@@ -385,6 +388,20 @@ def test_an_accelerator_digests_where_the_tensor_lies(dtype, data, clean_sim, mo
     assert sum(fetched) < (12_000 if NUMBER_FORMATS[real].encoding is Encoding.CODES else 8000)
     agree(unpack(found), unpack(pack(t, 3)))
     assert found[3] == pack(t, 3)[3]
+
+
+def test_a_device_that_went_wrong_is_digested_by_the_cpu(tmp_path, clean_sim):
+    def recorded(name):
+        x = torch.arange(600.0).to("sim")
+        with shadowrun.record(tmp_path / name):
+            x + 1
+        return read(tmp_path / name)
+
+    right = recorded("a.shadowrec")
+    with sim.flaws("index-select-off-by-one"):
+        wrong = recorded("b.shadowrec")
+    assert (wrong.rungs == right.rungs).all()
+    assert (wrong.results == right.results).all()
 
 
 def test_the_same_without_the_c_extension():

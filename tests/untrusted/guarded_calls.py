@@ -144,7 +144,7 @@ def changed(chance, value):
     if isinstance(value, torch.Tensor):
         try:
             return _changed(chance, value)
-        except RuntimeError:  # of a layout that cannot be changed so
+        except (RuntimeError, IndexError, ValueError, TypeError):  # of a layout that cannot be changed so
             return value
     if isinstance(value, (list, tuple)) and value:
         value = list(value)

@@ -1,0 +1,70 @@
+"""A program that makes new shapes for ever: no table of a comparison grows with them beyond its bound."""
+
+from __future__ import annotations
+
+import collections
+import gc
+
+import pytest
+import torch
+
+import shadowrun
+from shadowrun.intercept import attribution, call_sites
+from shadowrun.judge import bias_over_calls, known_roundings, remembered
+from shadowrun.recording import recorder
+from shadowrun.replay import memory_effects, native_handler, same_device
+from shadowrun.store import pending
+
+TABLES = (dict, list, set, collections.OrderedDict, collections.Counter, collections.defaultdict, collections.deque)
+BOUND, N_SHAPES = 120, 500
+BOUNDS = (
+    (recorder, "_MAX_CONTEXTS"),
+    (memory_effects, "_MAX_SIGNATURES"),
+    (remembered, "MAX_CONTEXTS"),
+    (known_roundings, "MAX_CONTEXTS"),
+    (bias_over_calls, "MAX_KINDS"),
+    (pending, "MAX_REMEMBERED"),
+    (attribution, "_MAX_LINKS"),
+    (call_sites, "_MAX_SITES"),
+)
+
+
+def large_tables(than):
+    return {id(o): o for o in gc.get_objects() if type(o) in TABLES and len(o) > than}
+
+
+@pytest.fixture
+def last_bit(monkeypatch):
+    """Each result of a replay differs, so that what is known of differences grows too."""
+    isolated = same_device.with_isolated_warnings
+
+    def rerun(function, modes, args=(), kwargs=None):
+        out = isolated(function, modes, args, kwargs or {})
+        changed = args[0] if out is None and args else out
+        if isinstance(changed, torch.Tensor) and changed.dtype is torch.float32 and changed.numel():
+            changed.view(torch.int32).bitwise_xor_(1)
+        return out
+
+    for user in (same_device, native_handler):
+        monkeypatch.setattr(user, "with_isolated_warnings", rerun)
+
+
+@pytest.mark.parametrize("options", [{}, {"drift": True}, {"replay": False}, {"budget": 2.0}], ids=str)
+def test_no_table_grows_with_new_shapes(tmp_path, monkeypatch, last_bit, options):
+    for module, name in BOUNDS:
+        monkeypatch.setattr(module, name, BOUND)
+    x, weight = torch.randn(N_SHAPES + 1), torch.randn(N_SHAPES + 1)
+    with shadowrun.compare("cpu", ref="cpu", file=tmp_path / "run.shadowrun", **options) as run:
+        before = large_tables(2 * BOUND)
+        for n in range(1, N_SHAPES + 1):
+            part = x[:n].clone().requires_grad_()
+            (part * weight[:n]).sum().backward()
+            part.detach().add_(weight[:n])
+            if n % 50 == 0:
+                run.step()
+        # Rows that wait for the next flush are no table: they are written after a second.
+        run._recorder.flush()
+        grown = [o for i, o in large_tables(2 * BOUND).items() if i not in before]
+        found = [f"{type(o).__name__} of {len(o)}: {next(iter(o))!r:.200}" for o in grown]
+    assert found == []
+    assert sum(run.counts().values()) > 2 * N_SHAPES
