@@ -93,6 +93,10 @@ class Forked:
         """Run a script; exit status, and what it printed in one text."""
         return self._order([str(path), *words], 1, str(Path.cwd()), environment)
 
+    def try_script(self, path, **environment):
+        """Run a script as `shadowrun.repro.script.run_script` does, with its errors apart from what it prints."""
+        return self._order([str(path)], 2, str(Path.cwd()), environment)
+
     def shadowrun(self, words, folder, environment):
         """Run a command of shadowrun."""
         return self._order(["shadowrun", *map(str, words)], 2, str(folder), environment)

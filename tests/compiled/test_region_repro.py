@@ -46,7 +46,7 @@ def quick(scripts, monkeypatch, fresh_dynamo, one_thread):
 def again(scripts, path, **environment):
     """Run a script with the faults that are there now, or with others."""
     now = {name: os.environ.get(name, "") for name in ("FAULT", "MENDED")}
-    return scripts.run(path, **now | environment)
+    return scripts.try_script(path, **now | environment)
 
 
 def compare(folder, **options):

@@ -20,7 +20,12 @@ def program(graph):
 def test_a_correct_cpu_keeps_all_relations(relation):
     generator, checker, n = Generator(PROGRAMS, seed=3), Metamorphic(resolve("cpu")), 0
     for i in range(25):
-        violations, n_pairs = checker.check(program(generator.variant(i).graph), relation)
+        graph = generator.variant(i).graph
+        # For some batch sizes oneDNN leaves the padding out: an infinite weight times 0 is NaN, or not.
+        infinite = any(given.fill.kind == "infinities" for given in graph.inputs)
+        if infinite and any(node.op is aten.convolution.default for node in graph.nodes):
+            continue
+        violations, n_pairs = checker.check(program(graph), relation)
         assert violations == []
         n += n_pairs
     assert n >= 20
