@@ -149,6 +149,7 @@ class Replayer:
             # What the program did between two blocks was not observed, so the twins may be stale.
             self._drift.clear()
         self.policy.running = True
+        self.policy.in_graph = False  # the block before may have ended within a capture, whose end it did not see
         self._graph_captures.start()
         roles, cpu, config = self._roles, self._roles.cpu, self._context.config
         if self._pass_through is not None:

@@ -87,3 +87,13 @@ def test_a_recording_that_fails_to_begin_ends(graph):
             graph().capture_begin()
         torch.rand(4, device="sim").sin()
     assert [r.verdict.status for r in run.records(op="aten::sin")] == [Status.MATCH]
+
+
+def test_a_block_that_ends_within_a_recording_hides_nothing_of_the_next(graph):
+    x, run = torch.rand(4, device="sim"), shadowrun.compare("sim")
+    with run:
+        graph().capture_begin()
+        x.cos()
+    with run:
+        x.sin()
+    assert [r.verdict.status for r in run.records(op="aten::sin")] == [Status.MATCH]
