@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import operator
 import warnings
 
 import pytest
@@ -570,6 +572,30 @@ def test_each_run_of_a_graph_is_looked_at():
     with checked_calls.graphs_of_file():
         graph.eager(snapshot.fresh())
         assert runs.truth() is None
+
+
+LAST = object()
+GROWING = {
+    "a power": [(operator.pow, 2, 10**10)],
+    "a shift": [(operator.lshift, 1, 10**12)],
+    "a list": [(operator.mul, [1], 10**12)],
+    "powers of powers": [(operator.pow, 7, 60), (operator.pow, LAST, 60)],
+    "a list that doubles": [(operator.concat, [1] * 30_000, [2]), *[(operator.concat, LAST, LAST)] * 40],
+    "a factorial": [(math.factorial, 10**9)],
+}
+
+
+@pytest.mark.parametrize("calls", GROWING.values(), ids=GROWING)
+def test_numbers_and_lists_of_a_graph_have_bounds(calls):
+    """Python's own take all memory, and hours."""
+    new, last = fx.Graph(), None
+    x = new.placeholder("x")
+    for function, *given in calls:
+        last = new.call_function(function, tuple(last if v is LAST else v for v in given))
+    new.output(x)
+    module = graph_text.from_text(graph_text.to_text(fx.GraphModule(torch.nn.Module(), new)))
+    with pytest.raises(Refused, match="too large"):
+        graph_text.DenseInterpreter(module).run(X)
 
 
 def test_a_call_of_a_zoo_gives_no_tensor_for_a_dtype():
