@@ -131,6 +131,9 @@ sr_result sr_find_origin(SrOrigins *self, int depth, SrOrigin *origin); /* done,
 void sr_drop_origin(SrOrigin *origin);
 sr_result sr_note_origin(SrOrigins *self, int depth); /* for the call's backward; done, or an error */
 
+/* call_pages.c */
+PyObject *sr_call_rows(PyObject *module, PyObject *args);
+
 /* compare_rows.c */
 typedef struct SrRowBuffer SrRowBuffer;
 int sr_add_row_buffer_type(PyObject *module);
