@@ -237,7 +237,8 @@ class _Steps:
     """Random steps, from the same stream in each oracle; the beginning of the stream is drawn once for all."""
 
     _first = torch.empty(0, dtype=torch.float64)
-    _seed, _most = 0x5EED, 1 << 21
+    _seed = 0x5EED
+    _most = 1 << 21
 
     def __init__(self) -> None:
         self._at = 0
