@@ -21,7 +21,16 @@ if TYPE_CHECKING:
     from shadowrun.recording.digests import Packed
     from shadowrun.recording.waiting_digests import Awaited, WaitingDigests
 
-__all__ = ["ITEM", "CallResults", "ReturnSchema", "flat", "has_memory", "number_form", "returned_values"]
+__all__ = [
+    "ITEM",
+    "CallResults",
+    "ReturnSchema",
+    "flat",
+    "has_memory",
+    "number_form",
+    "returned_values",
+    "tensors_with_memory",
+]
 
 _NUMBERS: Final = frozenset({bool, int, float, complex})
 _WIDE: Final = {float: torch.float64, complex: torch.complex128}
@@ -167,3 +176,8 @@ def flat(value: Any) -> Iterator[Any]:
             yield from flat(v)
     elif value is not None:
         yield value
+
+
+def tensors_with_memory(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of `flat` that lie on a storage of their own device."""
+    return (t for t in flat(value) if isinstance(t, torch.Tensor) and has_memory(t))

@@ -69,8 +69,8 @@ class Capturing:
         # The comparing thread and the calling threads both keep inputs.
         self._lock = threading.Lock()
 
-    def room(self, plan: OpPlan, verdict: Verdict, severity: float = 0.0) -> int | None:
-        """Bytes that the inputs of a call may take; None where they are not wanted: `keep` would keep nothing.
+    def bytes_for_inputs(self, plan: OpPlan, verdict: Verdict, severity: float = 0.0) -> int | None:
+        """Bytes that the inputs of a call may take; None where they are not wanted: `keep_inputs` would keep nothing.
 
         Args:
             plan: The operator.
@@ -84,7 +84,7 @@ class Capturing:
             return None
         return max(0, min(self._max_call_bytes, self._left))
 
-    def keep(
+    def keep_inputs(
         self, plan: OpPlan, verdict: Verdict, inputs: Any, written: Sequence[torch.Tensor] = (), severity: float = 0.0
     ) -> InputsFile | None:
         """Keep the inputs of a call if it is the first of its kind, or worse than all before; never raises.
@@ -99,7 +99,7 @@ class Capturing:
         Returns:
             What was kept; None where nothing was.
         """
-        if self._left <= 0 or inputs is None or not self.room(plan, verdict, severity):
+        if self._left <= 0 or inputs is None or not self.bytes_for_inputs(plan, verdict, severity):
             return None
         try:
             with self._lock:

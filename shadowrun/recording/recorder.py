@@ -151,7 +151,7 @@ class Recorder:
             missing_kernel: Which the target lacked.
             times: The reference's and the target's, in microseconds.
             drift: Accumulated error.
-            captured: What `keep` returned.
+            captured: What `keep_inputs` returned.
             at: What `reserve` gave when the call came.
         """
         data = self.data
@@ -175,18 +175,20 @@ class Recorder:
         """Number and step of a call whose verdict is recorded later."""
         return self._rows.next_seq(), self._rows.step
 
-    def keep(
+    def keep_inputs(
         self, plan: OpPlan, verdict: Verdict, inputs: Any, written: Sequence[torch.Tensor] = (), severity: float = 0.0
     ) -> InputsFile | None:
         """Keep the inputs of a failing call for `verdict` to record; None where they are not kept.
 
-        See `Capturing.keep`.
+        See `Capturing.keep_inputs`.
         """
-        return None if self._capturing is None else self._capturing.keep(plan, verdict, inputs, written, severity)
+        return (
+            None if self._capturing is None else self._capturing.keep_inputs(plan, verdict, inputs, written, severity)
+        )
 
-    def room(self, plan: OpPlan, verdict: Verdict) -> int | None:
+    def bytes_for_inputs(self, plan: OpPlan, verdict: Verdict) -> int | None:
         """Bytes that the inputs of a failing call may take; None where they are not wanted."""
-        return None if self._capturing is None else self._capturing.room(plan, verdict)
+        return None if self._capturing is None else self._capturing.bytes_for_inputs(plan, verdict)
 
     def region(self, name: str, backend: str, n_operators: int, site: str) -> None:
         """Keep what is known of a compiled region: its backend, its size (-1 if unknown), the first line in it."""

@@ -394,7 +394,7 @@ class AsyncPath:
             return self._ref.run(for_reference(plan), args, kwargs)
         except Exception as error:
             verdict = refused(plan, *pending.pristine, error)
-            captured = self.recorder.keep(plan, verdict, pending.pristine)
+            captured = self.recorder.keep_inputs(plan, verdict, pending.pristine)
             self.recorder.verdict(call.context, verdict, captured=captured)
             return None
 

@@ -90,7 +90,7 @@ class NativeHandler:
             **recorder.native_parts(),
         )
         recorder.collect_from(self.handler.collect)
-        self.handler.slow_ratio = comparator.slow_ratio
+        self.handler.slow_ratio = comparator.slow_calls.ratio
         self.handler.max_bytes = self._fast.max_bytes
         self.handler.on_target = role.on_target
 

@@ -117,11 +117,11 @@ class _CollectingSink:
         """Numbers mean nothing here."""
         return 0, 0
 
-    def keep(self, *_: object) -> InputsFile | None:
+    def keep_inputs(self, *_: object) -> InputsFile | None:
         """Keep no inputs: the caller has them."""
         return None
 
-    def room(self, *_: object) -> int | None:
+    def bytes_for_inputs(self, *_: object) -> int | None:
         """Want no inputs."""
         return None
 

@@ -15,6 +15,7 @@ import shadowrun
 from shadowrun.intercept import attribution
 from shadowrun.native import core, tensors
 from shadowrun.recording import block_buffer, call_recorder, data_flow, native_calls, undeclared_writes
+from shadowrun.recording.call_inputs import CallInputs
 from shadowrun.recording.recording_file import read
 from tests.models import assert_same, digits, tokens, train
 
@@ -178,8 +179,8 @@ def test_both_ways_write_the_same_bytes(name, options, tmp_path, monkeypatch, cl
     with in_python():
         expected, slow = recorded(PROGRAMS[name], tmp_path / "python.shadowrec", **options)
         assert slow._recorder.native_handler is None
-    n_left, note = [], call_recorder.CallRecorder._note_device
-    monkeypatch.setattr(call_recorder.CallRecorder, "_note_device", lambda *args: n_left.append(1) or note(*args))
+    n_left, note = [], CallInputs.note_device
+    monkeypatch.setattr(CallInputs, "note_device", lambda *args: n_left.append(1) or note(*args))
     found, fast = recorded(PROGRAMS[name], tmp_path / "c.shadowrec", **options)
     for table, rows in expected.items():
         assert found[table] == rows, table
@@ -195,8 +196,8 @@ def test_both_ways_write_the_same_bytes(name, options, tmp_path, monkeypatch, cl
 
 @needs_c
 def test_numbers_of_tensors_and_all_but_the_first_draw_go_by_c(tmp_path, monkeypatch):
-    left, note = [], call_recorder.CallRecorder._note_device
-    monkeypatch.setattr(call_recorder.CallRecorder, "_note_device", lambda *args: left.append(1) or note(*args))
+    left, note = [], CallInputs.note_device
+    monkeypatch.setattr(CallInputs, "note_device", lambda *args: left.append(1) or note(*args))
     concluded = []
     monkeypatch.setattr(call_recorder.CallRecorder, "_conclude", lambda *_: concluded.append(1))
     x = torch.rand(4)
