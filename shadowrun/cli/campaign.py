@@ -372,7 +372,7 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _print_status(folder: Folder, args: argparse.Namespace, *, always: bool = False) -> None:
-    from shadowrun.studies.campaign.status import status, status_document
+    from shadowrun.studies.campaign.folder import status, status_document
 
     options.print_report(status_document(folder, status(folder)), args, always=always)
 
@@ -418,10 +418,9 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from shadowrun.studies.campaign.cause_files import SCRIPTS, read_causes
-    from shadowrun.studies.campaign.cause_report import cause_document
+    from shadowrun.studies.campaign.cause_report import SCRIPTS, cause_document, read_causes
     from shadowrun.studies.campaign.folder import Folder
-    from shadowrun.studies.campaign.program_stages import program_stages
+    from shadowrun.studies.campaign.programs import program_stages
     from shadowrun.studies.campaign.report import campaign_document
     from shadowrun.studies.campaign.summary import summarise
     from shadowrun.studies.sweep.cases import FAILURES, Kind

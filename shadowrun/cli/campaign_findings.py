@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from shadowrun.studies.campaign.cause_files import CauseFile
+    from shadowrun.studies.campaign.cause_report import CauseFile
     from shadowrun.studies.campaign.findings import RootCause
     from shadowrun.studies.campaign.folder import Folder
     from shadowrun.studies.campaign.recipe import Recipe
@@ -137,8 +137,7 @@ def _repro(args: argparse.Namespace) -> int:
 
     from shadowrun import report
     from shadowrun.report.document import render
-    from shadowrun.studies.campaign.cause_files import SCRIPTS, folder_name
-    from shadowrun.studies.campaign.cause_report import cause_document
+    from shadowrun.studies.campaign.cause_report import SCRIPTS, cause_document, folder_name
     from shadowrun.studies.campaign.folder import Folder
     from shadowrun.studies.campaign.script_jobs import write_scripts
     from shadowrun.studies.campaign.summary import summarise

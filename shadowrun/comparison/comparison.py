@@ -25,8 +25,7 @@ from shadowrun.intercept.dispatch import ShadowMode, dispatch_overhead_ns
 from shadowrun.intercept.threads import Threads
 from shadowrun.platforms.device import Platform, resolve
 from shadowrun.recording.capturing import Capturing
-from shadowrun.recording.recorder import Recorder
-from shadowrun.recording.watching import WatchingRecorder
+from shadowrun.recording.recorder import Recorder, WatchingRecorder
 from shadowrun.replay.async_path import choose_async
 from shadowrun.replay.replayer import Replayer
 from shadowrun.run import Run

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from shadowrun.analysis import Change
 from shadowrun.analysis.findings import without_numbers
 from shadowrun.report.bars import region_strip
 from shadowrun.report.blocks import (
@@ -36,8 +37,8 @@ from shadowrun.report.descriptions import (
     region_facts,
     short_site,
 )
-from shadowrun.report.effects_report import repair_blocks
-from shadowrun.report.finding_details import FindingDetails, facets, ranks
+from shadowrun.report.document import Span
+from shadowrun.report.finding_details import FindingDetails, facets, ranks, repair_blocks
 from shadowrun.report.sanitize import clip, sanitize
 from shadowrun.store.records import REGION
 from shadowrun.store.sources import name_runs
@@ -50,10 +51,13 @@ if TYPE_CHECKING:
         Coverage,
         DriftStep,
         Finding,
+        FindingChange,
+        FindingInRun,
         LedgerUse,
         OperatorSummary,
         Regions,
         RegionSummary,
+        SinceBaseline,
         Skipped,
     )
     from shadowrun.analysis.drift_effects import Repair
@@ -61,10 +65,22 @@ if TYPE_CHECKING:
     from shadowrun.types import OpRecord
 
 __all__ = [
-    "coverage_section", "drift_section", "finding_sections", "findings_table", "first_divergence_facts",
-    "first_divergence_section", "internal_failures_section", "known_section", "notes_section", "operator_table",
-    "regions_section", "skipped_section",
-]  # fmt: skip
+    "baseline_section",
+    "change_counts",
+    "change_table",
+    "coverage_section",
+    "drift_section",
+    "finding_sections",
+    "findings_table",
+    "first_divergence_facts",
+    "first_divergence_section",
+    "internal_failures_section",
+    "known_section",
+    "notes_section",
+    "operator_table",
+    "regions_section",
+    "skipped_section",
+]
 
 MAX_FINDINGS = 300
 """Of each kind, in full: HTML opens those after the first 50, and leaves out what its limit of size does not take."""
@@ -348,3 +364,53 @@ def _evenly_spread(steps: list[DriftStep]) -> list[DriftStep]:
     if len(steps) <= MAX_STEPS:
         return steps
     return [steps[i] for i in sorted({round(i * (len(steps) - 1) / (MAX_STEPS - 1)) for i in range(MAX_STEPS)})]
+
+
+# What became of the findings of a baseline, as a section of a report and as a table of `shadowrun diff`.
+
+_MAX_CHANGES: Final = 50
+_TONES: Final = {Change.NEW: "bad", Change.WORSE: "bad", Change.GONE: "good", Change.SAME: "dim"}
+_CHANGE_LIMITS: Final = Limits(40, 100, 1000)
+
+
+def change_counts(changes: Sequence[FindingChange]) -> Note:
+    """``2 new  0 worse  1 same  0 gone``."""
+    counts = {change: sum(c.change is change for c in changes) for change in Change}
+    return Note(tuple(Span(f"{n:,} {change}", _TONES[change] if n else "dim") for change, n in counts.items()))
+
+
+def change_table(changes: Sequence[FindingChange], limit: int) -> Table:
+    """One row for each finding of either run."""
+    rows = tuple(
+        (
+            (Span(str(c.change), _TONES[c.change]),),
+            *c.signature,
+            _calls(c.before),
+            _calls(c.after),
+            c.after.known if c.after else "",
+        )
+        for c in changes[:limit]
+    )
+    columns = (
+        *(Column("change"), Column("kind"), Column("operator", "name"), Column("module"), Column("phase", detail=1)),
+        *(Column("cause"), Column("before", "number"), Column("after", "number"), Column("known issue", detail=2)),
+    )
+    return Table(columns, rows, len(changes) - len(rows), "findings", _CHANGE_LIMITS)
+
+
+def baseline_section(since: SinceBaseline | None) -> Section | None:
+    """Findings that are new, worse or gone since the baseline."""
+    if since is None:
+        return None
+    blocks: list[Block] = [change_counts(since.changes)]
+    if since.platforms:
+        blocks.append(Note(f"the baseline is of other platforms: {since.platforms}", "warn"))
+    changed = [c for c in since.changes if c.change is not Change.SAME]
+    if changed:
+        blocks.append(change_table(changed, _MAX_CHANGES))
+    lead = "Calls affected, of all calls of the operator there." if changed else ""
+    return Section(f"Since {since.name}", tuple(blocks), lead, anchor="baseline")
+
+
+def _calls(seen: FindingInRun | None) -> str:
+    return "" if seen is None else f"{seen.n_calls:,} of {seen.n_calls_of_op:,}"

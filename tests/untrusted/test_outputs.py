@@ -22,8 +22,7 @@ from shadowrun.studies.slowdown.calls import Call
 from shadowrun.studies.slowdown.measuring import TimedCall
 from shadowrun.studies.slowdown.report import slowdown_document
 from shadowrun.studies.slowdown.table import Slowdown
-from shadowrun.studies.static.coverage import StaticCoverage, StaticOperator
-from shadowrun.studies.static.report import static_document
+from shadowrun.studies.static.coverage import StaticCoverage, StaticOperator, static_document
 from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part
 from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
 from shadowrun.types import Cause, Phase, RunInfo, Status, TensorDiff, TensorMeta, Verdict

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from shadowrun.errors import DataFileError, PlatformError, ShadowrunError
 from shadowrun.limits import at_most_free
 from shadowrun.store.atomic_write import atomic_write
-from shadowrun.studies.campaign.chunk_job import NO_PROGRAMS, run_chunk
 from shadowrun.studies.campaign.claims import Claims
 from shadowrun.studies.campaign.combining import add_rows
+from shadowrun.studies.campaign.executors import NO_PROGRAMS, run_chunk
 from shadowrun.studies.campaign.folder import CHUNK, Folder
 from shadowrun.studies.campaign.store import CampaignStore
 from shadowrun.studies.campaign.work import Chunk, ChunkWork

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from shadowrun.studies.campaign.cause_files import CauseFile, folder_name, write_cause
+from shadowrun.studies.campaign.cause_report import CauseFile, folder_name, write_cause
 from shadowrun.studies.campaign.findings import Signature
 from shadowrun.studies.campaign.recipe import Recipe
 from shadowrun.studies.isolation.pool import Limits, Pool, RemainingTask, WorkerFailure

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from shadowrun.settings import KnownLine
-    from shadowrun.studies.campaign.cause_files import CauseFile
+    from shadowrun.studies.campaign.cause_report import CauseFile
     from shadowrun.studies.campaign.findings import RootCause
     from shadowrun.studies.campaign.store import CampaignStore
     from shadowrun.studies.campaign.tables import ResultRow

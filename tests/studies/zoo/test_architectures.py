@@ -8,7 +8,7 @@ from shadowrun.studies.isolation.pool import FailureKind, WorkerFailure
 from shadowrun.studies.isolation.step import Step
 from shadowrun.studies.zoo.graph import Runner, from_json
 from shadowrun.studies.zoo.sources import architectures
-from shadowrun.studies.zoo.sources.scaled_config import VOCABULARY, scaled
+from shadowrun.studies.zoo.sources.scaled_models import VOCABULARY, scaled
 from shadowrun.studies.zoo.sources.source import Collected
 from shadowrun.studies.zoo.values import make_all
 

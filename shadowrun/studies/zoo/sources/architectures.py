@@ -22,8 +22,7 @@ from shadowrun.errors import UsageError
 from shadowrun.studies.isolation.pool import Limits, Pool
 from shadowrun.studies.zoo.capture import Named, Recorder, fill_with_generated, named_tensors, tensors_in
 from shadowrun.studies.zoo.graph import Graph, from_json, to_json
-from shadowrun.studies.zoo.sources.model_inputs import candidates
-from shadowrun.studies.zoo.sources.scaled_config import LEVELS, scaled
+from shadowrun.studies.zoo.sources.scaled_models import LEVELS, candidates, scaled
 from shadowrun.studies.zoo.sources.source import RUNS, Collected, LeftOut, checked, reason_of
 
 if TYPE_CHECKING:
