@@ -192,6 +192,7 @@ class ChartsReader:
         self._high = high
         self._first = first.call.seq if first is not None else -1
         self._step = first.call.step if first is not None else low
+        # In a combined file each run has a block of call numbers: the step of one rank is meant, not of all.
         self._source = self._first // data.block if first is not None else 0
         self._of_step: list[tuple[int, int, int, float]] = []
         self._n_of_step = 0
@@ -225,6 +226,7 @@ class ChartsReader:
         self.n_calls += len(rows)
         failing, regions, block = self._failing, self._regions, self._data.block
         for seq, step, context, outcome, ref_us, target_us, drift_abs, drift_rel in rows:
+            # A whole compiled graph has no place among single operators.
             if context in regions:
                 continue
             column = self._column(step)
@@ -236,6 +238,7 @@ class ChartsReader:
                 drift = decode_float(drift_abs or 0.0), decode_float(drift_rel)
                 self._drift[key] = _greater(self._drift.get(key, 0.0), drift[1])
                 called = self.contexts[context]
+                # The gradient of the loss with respect to itself: the backward pass begins there.
                 is_root = called.op == "aten::ones_like"
                 place = seq // block, step
                 self.drift_trace.add(place, called.phase, seq, (context, outcome), drift, is_root=is_root)
@@ -286,6 +289,7 @@ class ChartsReader:
                     self._isolated[seq] = error
                 if self._statuses[outcome] is Status.MISMATCH:
                     # Distances beyond 64 bits are floats in a file.
+                    # A histogram by powers of two: its size does not depend on the number of calls.
                     self.ulp[context, outcome][math.frexp(max_ulp)[1] if 0 < max_ulp < math.inf else 0] += 1
                     value = -1.0 if excess is None else decode_float(excess)
                     if 0 <= value < math.inf:

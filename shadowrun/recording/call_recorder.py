@@ -114,6 +114,7 @@ class CallRecorder:
         self._captured.writer = buffer.writer
         # What the program did between two blocks was not observed.
         self._flow.clear()
+        # A simulated device may have got a flaw since then: it must not digest its own faults.
         probe_again()
         self._n_generated, self._state.unseen = 0, False
         self._generated.start()

@@ -37,8 +37,10 @@ class Backward:
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Compute them; of all floating inputs, where the program names none."""
+        # Params may come from anyone: another number of them raises here.
         () = params
         graph = draft.graph
+        # A program that was captured without gradients names no input that requires one.
         if not any(i.requires_grad for i in graph.inputs):
             inputs = tuple(replace(i, requires_grad=i.dtype.is_floating_point) for i in graph.inputs)
             graph = Graph(inputs, graph.nodes, graph.outputs)
@@ -86,6 +88,7 @@ class BatchSlice:
         n, kept = params
         if not (type(n) is int and type(kept) is int and 0 < kept < n):
             raise Invalid("no part of a batch")
+        # Run at once: sizes that the calls were captured with follow from the batch.
         known = resized(draft.trace, n, kept, BATCH, draft.library.values)
         return draft.traced(known, replace(draft.execution, batch_slice=kept))
 
@@ -116,6 +119,7 @@ class Train:
             nodes.append(with_argument(node, name, bool(on)) if name else node)
         graph = Graph(graph.inputs, tuple(nodes), graph.outputs)
         if not on:
+            # In evaluation a dropout gives its input; its call would draw all the same.
             graph = _without_dropout(graph)
         if graph == draft.graph:
             raise Invalid("it was so before")

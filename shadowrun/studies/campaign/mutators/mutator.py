@@ -212,6 +212,7 @@ def refitted(draft: Draft, edit: Edit, at: int, ref: Ref, value: Any) -> dict[Re
         at_most = min(old.output, len(value) - 1) if several else 0
         have, want = value[at_most] if several else value, draft.trace.value(old)
         new = Ref(ref.node, at_most)
+        # Only a later call was made for the old form; a result of the graph may have any.
         if any(use < end for use in uses) and isinstance(want, torch.Tensor):
             if not isinstance(have, torch.Tensor):
                 raise Invalid("no tensor")

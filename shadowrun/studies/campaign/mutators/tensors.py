@@ -104,6 +104,7 @@ class Rank:
             t = draft.trace.tensor(argument)
             if not t.dim():
                 return argument
+            # Broadcast first: a dimension that the argument lacks has no counterpart in the new shape.
             whole = (
                 argument if t.shape == result.shape else edit.call(aten.expand.default, argument, list(result.shape))
             )
@@ -143,6 +144,7 @@ class Broadcast:
             isinstance(t, torch.Tensor)
             and t.dim() > 0
             and t.numel() > 0
+            # One argument must keep the whole shape, or the result would shrink with this one.
             and any(isinstance(o, torch.Tensor) and o.shape == shape for o in others)
         )
 
@@ -187,6 +189,7 @@ class Dtype:
             return None
         old = draw.choice(names)
         others = [d for d in _DTYPES[old] if d != old]
+        # Rarely: few operators of a program take complex numbers.
         if old.startswith("float") and draw.chance(0.1):
             others = ["complex64"]
         which = -1 if draw.chance(0.8) else draw.below(len(draft.graph.inputs))
@@ -210,6 +213,7 @@ class Dtype:
         inputs = tuple(
             replace(i, dtype=now) if i.dtype is was and which in (-1, k) else i for k, i in enumerate(graph.inputs)
         )
+        # The calls keep the dtype that they name: operands of two dtypes are what this variant is for.
         if which != -1:
             return draft.changed(Graph(inputs, graph.nodes, graph.outputs))
         nodes = tuple(

@@ -90,6 +90,7 @@ def _is_dead_after(draft: Draft, ref: Ref, at: int) -> bool:
     if ref.node < 0 or draft.uses.get(ref, []) != [at]:
         return False
     mine = draft.trace.tensor(ref)
+    # Elements of an expanded value share memory: each would be written several times.
     if any(s == 0 for s, n in zip(mine.stride(), mine.shape, strict=True) if n > 1):
         return False
     # Views of it share its memory: what is written to it would change them.
@@ -110,6 +111,7 @@ def in_place_form(op: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
         found = op_named(f"{packet}_.{overload}")
     except AttributeError:
         return None
+    # An overload may have its name from another family, with other arguments in these places.
     mine, its = schema_of(op).arguments, schema_of(found).arguments
     return found if [a.name for a in mine] == [a.name for a in its] else None
 
@@ -152,6 +154,7 @@ class Out:
         out = edit.call(aten.full.default, shape, 0, dtype=want.dtype, device=DEVICE)
         if kind == "transposed":
             out = edit.call(aten.transpose.int, out, -1, -2)
+        # The tensor that is written to has dtype and device: the out= form does not take them.
         kwargs = tuple((k, v) for k, v in node.kwargs if k in {a.name for a in schema_of(op).arguments})
         ref = edit.add(replace(node, op=op, kwargs=(*kwargs, (name, out))))
         return draft.changed(edit.done({Ref(at): ref}))
