@@ -322,7 +322,7 @@ def _start(folder: Folder, args: argparse.Namespace) -> int:
 
 
 def _ended(folder: Folder, shard: Shard, outcome: Outcome, args: argparse.Namespace) -> int:
-    from shadowrun.studies.campaign.combining import combine
+    from shadowrun.studies.campaign.combine_stores import combine
     from shadowrun.studies.campaign.engine import Outcome
 
     # With several shards, others may still run: `combine` is for the last of them.
@@ -384,7 +384,7 @@ def _add_combine(parser: argparse.ArgumentParser) -> None:
 
 
 def _combine(args: argparse.Namespace) -> int:
-    from shadowrun.studies.campaign.combining import combine
+    from shadowrun.studies.campaign.combine_stores import combine
     from shadowrun.studies.campaign.folder import Folder
     from shadowrun.studies.campaign.store import CampaignStore
 

@@ -121,7 +121,7 @@ def _diff_runs(args: argparse.Namespace, paths: tuple[Path, Path]) -> tuple[Docu
 def _diff_recordings(args: argparse.Namespace, paths: tuple[Path, Path]) -> tuple[Document, list[str]]:
     from shadowrun.cli.diff import replay_commands
     from shadowrun.recording.recording_file import read
-    from shadowrun.studies.diff.names import read_names
+    from shadowrun.studies.diff.name_map import read_names
     from shadowrun.studies.diff.recordings import diff_recordings
     from shadowrun.studies.diff.report import recording_issues, recordings_document
 

@@ -162,7 +162,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the explanation; returns the exit status."""
     if args.page:
-        from shadowrun.judge.describe import page
+        from shadowrun.judge.describe_facts import page
 
         print(page(), end="")
         return 0
@@ -214,7 +214,7 @@ def _of_documentation() -> Document:
 
 
 def _of_operator(given: str) -> Document:
-    from shadowrun.judge.describe import describe
+    from shadowrun.judge.describe_facts import describe
     from shadowrun.operators.fact_table import ROWS
     from shadowrun.operators.facts import facts
     from shadowrun.report.document import Document, Fact, Facts, Note, Records
@@ -299,8 +299,8 @@ def _call_of_finding(recorded: Run, number: int) -> int:
 
 def _call_document(found: Explanation) -> Document:
     from shadowrun.judge.ladder import deciding
-    from shadowrun.report.descriptions import record_facts
     from shadowrun.report.document import Document, Facts, Note, Records
+    from shadowrun.report.formatting import record_facts
 
     call, shown = found.record.call, sanitize(found.record)
     blocks: list[Block] = [Facts(record_facts(shown)), _steps("as recorded", sanitize(found.recorded))]

@@ -113,7 +113,7 @@ class LiveLine:
         comparison.follow(self.draw)
 
     @contextlib.contextmanager
-    def around(self, block: AbstractContextManager[Any]) -> Iterator[None]:
+    def shown_during(self, block: AbstractContextManager[Any]) -> Iterator[None]:
         """Enter a block, and show the line while inside."""
         # A copy: the program may close or redirect its own.
         self._fd = os.dup(sys.stderr.fileno())

@@ -49,7 +49,7 @@ __all__ = [
     "add_arguments",
     "add_gate_argument",
     "option_defaults",
-    "passes",
+    "passes_gate",
     "run",
     "set_defaults",
 ]
@@ -221,7 +221,7 @@ def add_gate_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def passes(run: Run, fail_on: list[str]) -> bool:
+def passes_gate(run: Run, fail_on: list[str]) -> bool:
     """Whether a run passes the gate; if not, print the reason, with one line for each kind of finding."""
     if not fail_on:
         return True
@@ -328,7 +328,7 @@ def run(args: argparse.Namespace) -> int:
             deferred = LateDeviceComparison(device, make)
     process = os.getpid()
     block = comparison if deferred is None else deferred
-    outcome = program.execute(block if line is None else line.around(block))
+    outcome = program.execute(block if line is None else line.shown_during(block))
     if os.getpid() != process:  # a child that the program forked; the parent prints the report
         return outcome.status
     if deferred is not None:
@@ -345,7 +345,7 @@ def run(args: argparse.Namespace) -> int:
         options.print_report(document, args, always=True, more=f"shadowrun report{data} -v")
         # The last line on the screen is the gate already.
         at_terminal = args.format is None and sys.stdout.isatty() and sys.stderr.isatty()
-        passed = comparison.gate(args.fail_on).passed if at_terminal else passes(comparison, args.fail_on)
+        passed = comparison.gate(args.fail_on).passed if at_terminal else passes_gate(comparison, args.fail_on)
     if outcome.interrupted:
         raise KeyboardInterrupt  # end the command by the signal, as Python does
     return outcome.status if passed else 1

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from shadowrun.analysis import Signature
-from shadowrun.comparison.finding_watch import FindingWatch, WatchedReplayer
+from shadowrun.comparison.active_run import RunHandle, Running, begin, end, prepare_process, running
+from shadowrun.comparison.finding_callbacks import FindingWatch, WatchedReplayer
 from shadowrun.comparison.output import Output, distributed_rank, run_info
-from shadowrun.comparison.running import RunHandle, Running, begin, end, prepare_process, running
 from shadowrun.comparison.steps import Steps
 from shadowrun.config import Config, Options
 from shadowrun.errors import CallFindingError, ShadowrunWarning, StoppedAtFinding, UsageError
@@ -24,7 +24,7 @@ from shadowrun.intercept.call_sites import site_of
 from shadowrun.intercept.dispatch import ShadowMode, dispatch_overhead_ns
 from shadowrun.intercept.threads import Threads
 from shadowrun.platforms.device import Platform, resolve
-from shadowrun.recording.capturing import Capturing
+from shadowrun.recording.input_capture import Capturing
 from shadowrun.recording.recorder import Recorder, WatchingRecorder
 from shadowrun.replay.async_path import choose_async
 from shadowrun.replay.replayer import Replayer
@@ -248,7 +248,7 @@ class Comparison(RunHandle, Run):
         self._end_this_step()
         if self._watch is not None:
             self._watch.deliver()
-            self._watch.tick()
+            self._watch.poll()
         if self._after_steps:
             self._call_after_step()
         # The rank may be known only now: the program makes its process group inside the block.
@@ -479,7 +479,7 @@ def compare(target: Any, ref: Any = "cpu", **options: Unpack[Options]) -> Compar
     """
     if callable(target) and not isinstance(target, (str, torch.device)):
         raise TypeError('Name the target platform: @shadowrun.compare("npu"), not @shadowrun.compare.')
-    config = Config.make(**options)
+    config = Config.from_options(**options)
     check_operators(config.ops or ())
     warn_of_untested(stacklevel=2)
     platforms = resolve(target), resolve(ref)

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from shadowrun.compiled import other_backends, torchcompile, torchregions
-from shadowrun.compiled.captured import capture
+from shadowrun.compiled.captured_region import capture
 from shadowrun.compiled.compile_spec import INDUCTOR, CompileSpec
 from shadowrun.compiled.dynamo_graph import DynamoGraphRun, EagerFailed
 from shadowrun.compiled.graph import Graph, Snapshot, copy_graph, nbytes, node_origin, preserved_rng, without_layouts

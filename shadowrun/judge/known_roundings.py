@@ -19,9 +19,9 @@ from shadowrun.judge.bounds import RATIO
 from shadowrun.judge.hypotheses import ROUNDED_INPUTS, rounding_named
 from shadowrun.judge.large_results import is_large
 from shadowrun.judge.oracle import n_terms
-from shadowrun.judge.patterns import MARGIN
 from shadowrun.judge.result_diff import flat_values
 from shadowrun.judge.rounding_bounds import rounding_bound
+from shadowrun.judge.value_hypotheses import MARGIN
 from shadowrun.numerics.bits import plainly_equal
 from shadowrun.numerics.diff import diff
 from shadowrun.operators.case import tensors

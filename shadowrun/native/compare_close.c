@@ -1,4 +1,4 @@
-/* A call whose results differ by no more than its context passes: `ContextBounds.judge` of judge/remembered.py and
+/* A call whose results differ by no more than its context passes: `ContextBounds.judge` of judge/remembered_bounds.py and
  * `SameDeviceVerdicts.record_close` of replay/same_device_verdicts.py are the specification.
  *
  * Python records the first such call of a context, and the keys under which it found the rows that this call refers to:

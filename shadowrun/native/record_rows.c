@@ -235,7 +235,7 @@ static int rows_put_digested(TensorRows *self, int kind, int position, PyObject 
     return failed ? -1 : 0;
 }
 
-/* DataFlow.written: `base` is the row that the rest of the storage comes from. */
+/* DataFlow.note_write: `base` is the row that the rest of the storage comes from. */
 static int rows_written(TensorRows *self, const RowsValue *value, const SrPlace *place, PyObject *key, PyObject *row, long long *base) {
     SrStorageRows *before = sr_known_storage(self->storages, place);
     PyObject *rest = Py_NewRef(before == NULL ? Py_None : before->last);

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shadowrun.intercept.attribution import Attribution, Origin
     from shadowrun.recording.block_buffer import BlockBuffer
     from shadowrun.recording.captured_inputs import CapturedInputs
-    from shadowrun.recording.kernels import KernelTracer
+    from shadowrun.recording.kernel_tracer import KernelTracer
     from shadowrun.recording.provenance import Provenance
     from shadowrun.recording.step_outputs import StepOutputs
     from shadowrun.schedule.selection import Selection
@@ -252,7 +252,7 @@ class CallRecorder:
             done = True
         finally:
             with self.lock:
-                self._undeclared.ended()
+                self._undeclared.end_call()
                 if noted.watched[1]:
                     self._state.watching = False
             if not done:  # what it has written to until then is not known
@@ -330,11 +330,11 @@ class CallRecorder:
         inputs.note_device(noted, kwargs)
         # Calls that C runs on other threads do not come here.
         alone = self._native is None or not self._native.handler.n_running
-        noted.watched = self._undeclared.before(plan, args, kwargs, alone=alone)
+        noted.watched = self._undeclared.begin_call(plan, args, kwargs, alone=alone)
         if noted.watched[1]:
             self._state.watching = True
         if self._captured.takes_inputs:
-            noted.captured = self._captured.before(plan, origin, args, kwargs)
+            noted.captured = self._captured.keep_inputs(plan, origin, args, kwargs)
         return noted
 
     def _note_draw(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -379,10 +379,10 @@ class CallRecorder:
         inputs = [row.row if isinstance(row, Leaf) else row for row in noted.inputs]
         base = inputs[0] if inputs else NONE
         self._results.add(buffer, plan, args, kwargs, out, base)
-        for written in self._undeclared.found(plan, args, kwargs, noted.watched):
+        for written in self._undeclared.writes_of(plan, args, kwargs, noted.watched):
             if self._native is not None:  # Python watches each of its calls
                 self._native.handler.remove_operator(plan.func)
-            base = self._flow.written(written.tensor, buffer.form(written.tensor), buffer.n_results)
+            base = self._flow.note_write(written.tensor, buffer.form(written.tensor), buffer.n_results)
             form = buffer.form(written.memory)
             buffer.add_result(Kind.OVERWRITTEN, written.argument, form, written.digest, base)
         n_results = buffer.n_results - first_row
@@ -398,7 +398,7 @@ class CallRecorder:
         kernel = NONE if self._kernels is None else buffer.kernel(self._kernels.name)
         buffer.add_call(self._state.step, context, occurrence, n_results, inputs, kernel)
         if noted.captured is not None:
-            self._captured.after(buffer.n_calls - 1, noted.captured)
+            self._captured.call_recorded(buffer.n_calls - 1, noted.captured)
         if buffer.flush_may_be_due:
             self._look()
 
@@ -459,7 +459,7 @@ class CallRecorder:
 
     def _note_unseen(self, values: Sequence[Any]) -> None:
         for t in tensors_with_memory(values):
-            self._flow.unseen(t)
+            self._flow.note_unseen(t)
 
     # -- what is left out ------------------------------------------------------------------------------
 

@@ -115,16 +115,16 @@ class CallResults:
             form = buffer.form(value)
             if not has_memory(value):
                 buffer.add_result(Kind.RESULT, position, form, None)
-            elif returns.is_view and self._flow.viewed(value, form, buffer.n_results, counts=bool(plan.mutated)):
+            elif returns.is_view and self._flow.note_view(value, form, buffer.n_results, counts=bool(plan.mutated)):
                 buffer.add_result(Kind.VIEW, position, form, None, base)
             else:
                 found = self.digest(value) if has_values or returns.is_view else None
                 known = None if returns.is_view else self._flow.row_of(value, form)
                 row = known.row if isinstance(known, Leaf) else known
                 if row is None or row >= n_known:  # not in the memory of a tensor that was there before the call
-                    self._flow.made(value, form, buffer.add_result(Kind.RESULT, position, form, found))
+                    self._flow.note_result(value, form, buffer.add_result(Kind.RESULT, position, form, found))
                 else:
-                    self._flow.written(value, form, buffer.n_results)
+                    self._flow.note_write(value, form, buffer.n_results)
                     buffer.add_result(Kind.RESULT, position, form, found, row)
 
     def _add_written(self, buffer: BlockBuffer, position: int, value: Any, *, has_values: bool) -> None:
@@ -135,7 +135,7 @@ class CallResults:
             buffer.add_result(Kind.WRITTEN, position, form, None)
             return
         found = self.digest(value) if has_values else None
-        base = self._flow.written(value, form, buffer.n_results)
+        base = self._flow.note_write(value, form, buffer.n_results)
         buffer.add_result(Kind.WRITTEN, position, form, found, base)
 
     def digest(self, t: torch.Tensor) -> Packed | Awaited | None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from shadowrun.intercept.attribution import Attribution, Origin
     from shadowrun.intercept.plan import OpPlan
-    from shadowrun.recording.capturing import Capturing
+    from shadowrun.recording.input_capture import Capturing
     from shadowrun.replay.call import Call
     from shadowrun.replay.context import InputsFile
 
@@ -326,10 +326,10 @@ _FINDINGS = (Status.UNSUPPORTED, Status.ERROR, Status.MISMATCH, Status.FALLBACK)
 class Watch(Protocol):
     """What is shown findings."""
 
-    def saw(self, record: OpRecord) -> None:
+    def on_finding(self, record: OpRecord) -> None:
         """A call that is a finding was recorded; on the thread that compares."""
 
-    def tick(self) -> None:
+    def poll(self) -> None:
         """Called every few dozen calls."""
 
 
@@ -370,9 +370,9 @@ class WatchingRecorder(Recorder):
         if described is not None and verdict.status in _FINDINGS and verdict.cause is not Cause.HARNESS:
             op, inputs, module, phase, site, device = described
             call = OpCall(seq, self.step, self.data.info.rank, op, inputs, module, phase, site, device)
-            self._watch.saw(OpRecord(call, verdict, diffs, missing_kernel, *times, *drift))
+            self._watch.on_finding(OpRecord(call, verdict, diffs, missing_kernel, *times, *drift))
         return seq
 
     def _flush_if_due(self) -> None:
         super()._flush_if_due()
-        self._watch.tick()
+        self._watch.poll()

@@ -13,7 +13,7 @@ from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.judge.judge import Judge
 from shadowrun.judge.known_roundings import KnownRoundings
 from shadowrun.judge.random_values import implausible
-from shadowrun.judge.remembered import RememberedBounds
+from shadowrun.judge.remembered_bounds import RememberedBounds
 from shadowrun.native import core
 from shadowrun.numerics.bits import Uncomparable, bits_equal, plainly_equal
 from shadowrun.numerics.form import form_difference
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from shadowrun.config import Config
     from shadowrun.judge.judgement import Examined
-    from shadowrun.judge.remembered import ContextBounds
+    from shadowrun.judge.remembered_bounds import ContextBounds
     from shadowrun.platforms.fallback import Evidence
     from shadowrun.replay.call import Call, CallRun
     from shadowrun.replay.context import RecordSink

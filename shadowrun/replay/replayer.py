@@ -294,7 +294,7 @@ class Replayer:
 
         Entered in any case, even where a call takes too long. An interrupt in a comparison is raised at the end.
         """
-        return CallLock(self, self._paths.settle)
+        return CallLock(self, self._paths.drain)
 
     # -- calls ---------------------------------------------------------------------------------------
 
@@ -357,7 +357,7 @@ class Replayer:
 
     def _observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str = "") -> Any:
         entered = _clock()
-        call = Call(plan, args, kwargs, self._roles.of(args, kwargs), NOWHERE, reason)
+        call = Call(plan, args, kwargs, self._roles.role_of(args, kwargs), NOWHERE, reason)
         treatment = self.policy.treatment(call)
         if treatment is _RUN:
             return own_call(plan.run, args, kwargs)
@@ -390,7 +390,7 @@ class Replayer:
         entered = _clock()
         call = None
         try:
-            call = Call(plan, args, kwargs, self._roles.of(args, kwargs))
+            call = Call(plan, args, kwargs, self._roles.role_of(args, kwargs))
             treatment = self.policy.treatment(call)
             if treatment is _COUNT:
                 self._recorder.skip(plan.name, call.role.device_name, call.reason)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from shadowrun.analysis import for_authors
 from shadowrun.analysis.drift_effects import read_repairs
-from shadowrun.report.descriptions import float_text, short_site
 from shadowrun.report.document import Block, Column, Fact, Facts, Figure, Later, Limits, Note, Section, Span, Table
-from shadowrun.report.pictures import histogram, pictures_section
+from shadowrun.report.formatting import float_text, short_site
+from shadowrun.report.run_charts import histogram, pictures_section
 from shadowrun.report.sanitize import clip, sanitize
 from shadowrun.report.source_report import line_links
 

@@ -8,14 +8,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from shadowrun.analysis.drift_effects import read_repairs
 from shadowrun.analysis.wording import plural
-from shadowrun.report.descriptions import (
-    describe_cause,
-    few,
-    finding_facts,
-    overhead,
-    short_reason,
-    short_site,
-)
 from shadowrun.report.document import (
     Block,
     Cell,
@@ -33,6 +25,14 @@ from shadowrun.report.document import (
     status_span,
 )
 from shadowrun.report.finding_details import FindingDetails
+from shadowrun.report.formatting import (
+    describe_cause,
+    finding_facts,
+    first_few_cell,
+    overhead,
+    short_reason,
+    short_site,
+)
 from shadowrun.report.issues import Issue, Issues
 from shadowrun.report.run_sections import (
     baseline_section,
@@ -50,8 +50,8 @@ from shadowrun.report.run_sections import (
 )
 from shadowrun.report.sanitize import clip, sanitize
 from shadowrun.report.source_report import source_section
+from shadowrun.store.combined_runs import are_ranks, name_runs
 from shadowrun.store.datafile import ENDED_EARLY
-from shadowrun.store.sources import are_ranks, name_runs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
         SourceText,
         Step,
     )
-    from shadowrun.store.sources import SourceRun
+    from shadowrun.store.combined_runs import SourceRun
     from shadowrun.types import OpRecord, RunInfo, Status
 
 __all__ = ["Source", "run_document", "run_issues"]
@@ -259,7 +259,7 @@ def _summary(findings: Sequence[Finding]) -> Table | None:
             (status_span(f.kind),),
             f.op,
             clip(short_site(f.sites[0]).partition(" in ")[0], MAX_CELL) if f.sites else "",
-            few(f.modules, f.n_modules, 1, MAX_CELL),
+            first_few_cell(f.modules, f.n_modules, 1, MAX_CELL),
             clip(short_reason(f), MAX_CELL),
             f"{f.n_calls:,}",
         )

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 from shadowrun.analysis import Change
 from shadowrun.analysis.findings import without_numbers
 from shadowrun.report.bars import region_strip
-from shadowrun.report.blocks import (
+from shadowrun.report.document import Span
+from shadowrun.report.document_blocks import (
     TONES,
     Block,
     Cell,
@@ -25,11 +26,12 @@ from shadowrun.report.blocks import (
     Table,
     status_span,
 )
-from shadowrun.report.descriptions import (
+from shadowrun.report.finding_details import FindingDetails, facets, ranks, repair_blocks
+from shadowrun.report.formatting import (
     describe_cause,
     duration,
-    few,
     finding_facts,
+    first_few_cell,
     float_text,
     known_issue_texts,
     max_abs_text,
@@ -37,11 +39,9 @@ from shadowrun.report.descriptions import (
     region_facts,
     short_site,
 )
-from shadowrun.report.document import Span
-from shadowrun.report.finding_details import FindingDetails, facets, ranks, repair_blocks
 from shadowrun.report.sanitize import clip, sanitize
+from shadowrun.store.combined_runs import name_runs
 from shadowrun.store.records import REGION
-from shadowrun.store.sources import name_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
         Skipped,
     )
     from shadowrun.analysis.drift_effects import Repair
-    from shadowrun.store.sources import SourceRun
+    from shadowrun.store.combined_runs import SourceRun
     from shadowrun.types import OpRecord
 
 __all__ = [
@@ -182,7 +182,7 @@ def known_section(known: LedgerUse) -> Section | None:
     if not known.findings:
         return None
     rows = tuple(
-        (f.op, f"{f.n_calls:,}", f.kind, *known_issue_texts(f), few(f.modules, f.n_modules, 1, MAX_CELL))
+        (f.op, f"{f.n_calls:,}", f.kind, *known_issue_texts(f), first_few_cell(f.modules, f.n_modules, 1, MAX_CELL))
         for f in sanitize(known.findings[:MAX_ROWS])
     )
     columns = (
@@ -238,9 +238,9 @@ def _operator(op: OperatorSummary) -> tuple[Cell, ...]:
     bits = str(op.remaining_bits) if op.remaining_bits >= 0 else "-"
     compared = op.worst_seq >= 0
     figures = (max_abs_text(op), float_text(op.max_rel), f"{op.max_ulp:,}", bits) if compared else ("-",) * 4
-    shapes = few(op.shapes, len(op.shapes) + op.n_more_shapes, 2, 90)
+    shapes = first_few_cell(op.shapes, len(op.shapes) + op.n_more_shapes, 2, 90)
     times = duration(op.ref_median_us), duration(op.target_median_us)
-    return (op.op, f"{op.n_calls:,}", _outcomes(_counts_of(op)), *figures, *times, few(op.dtypes), shapes)
+    return (op.op, f"{op.n_calls:,}", _outcomes(_counts_of(op)), *figures, *times, first_few_cell(op.dtypes), shapes)
 
 
 def _outcomes(counts: dict[str, int]) -> Cell:
@@ -296,7 +296,7 @@ def coverage_section(coverage: Coverage) -> Section:
         Fact("calls", f"{coverage.n_supported_calls:,} of {coverage.n_calls:,} ({percents[1]:.1f} %)"),
     )
     kernels = sanitize(coverage.missing_kernels[:MAX_ROWS])
-    rows = tuple((kernel.kernel, f"{kernel.n_calls:,}", few(kernel.ops)) for kernel in kernels)
+    rows = tuple((kernel.kernel, f"{kernel.n_calls:,}", first_few_cell(kernel.ops)) for kernel in kernels)
     columns = (Column("kernel to write", "name"), _CALLS, Column("needed by"))
     table = Table(columns, rows, len(coverage.missing_kernels) - len(rows), "kernels")
     return Section("Coverage", (Facts(facts), table) if rows else (Facts(facts),))

@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from os import PathLike
 
-    from shadowrun.report.frames import Rows
+    from shadowrun.report.dataframes import Rows
     from shadowrun.repro import Repro
     from shadowrun.repro.call_replayer import Explanation
     from shadowrun.settings import KnownLine
-    from shadowrun.store.sources import SourceRun
+    from shadowrun.store.combined_runs import SourceRun
     from shadowrun.types import OpRecord, RunInfo
 
 __all__ = ["Run"]
@@ -126,7 +126,7 @@ class Run:
 
     def summary(self) -> Rows[OperatorSummary]:
         """One row for each operator, those that need work first."""
-        from shadowrun.report.frames import Rows
+        from shadowrun.report.dataframes import Rows
         from shadowrun.report.run_sections import operator_table
 
         return Rows(analysis.summarise(self._read()), operator_table)
@@ -140,7 +140,7 @@ class Run:
 
         Printed, each is one line; ``print(finding)`` has the evidence and the next step.
         """
-        from shadowrun.report.frames import Rows
+        from shadowrun.report.dataframes import Rows
         from shadowrun.report.run_sections import findings_table
 
         return Rows((finding for finding in self._all_findings() if finding.known is None), findings_table)
@@ -168,7 +168,7 @@ class Run:
         Raises:
             UsageError: pandas is not installed.
         """
-        from shadowrun.report.frames import record_row, to_dataframe
+        from shadowrun.report.dataframes import record_row, to_dataframe
 
         return to_dataframe(map(record_row, self.records(**selection)))
 
@@ -185,7 +185,7 @@ class Run:
         Raises:
             UsageError: Another ending, pyarrow is not installed, or the file cannot be written.
         """
-        from shadowrun.report.frames import write_records
+        from shadowrun.report.dataframes import write_records
 
         return write_records(self.records(**selection), Path(path))
 

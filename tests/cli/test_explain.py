@@ -16,7 +16,7 @@ import shadowrun
 from shadowrun.cli.explain import find_page, page_names
 from shadowrun.cli.main import main
 from shadowrun.errors import UsageError
-from shadowrun.judge.describe import describe, page
+from shadowrun.judge.describe_facts import describe, page
 from shadowrun.operators.fact_table import ROWS
 from shadowrun.operators.facts import facts
 from shadowrun.schedule.selection import why_unknown

@@ -16,8 +16,8 @@ import shadowrun
 from shadowrun.cli import output_options
 from shadowrun.cli.main import main
 from shadowrun.cli.progress import progress_bar
-from shadowrun.report.blocks import Column, Table
 from shadowrun.report.document import Document, Records, View, render_view
+from shadowrun.report.document_blocks import Column, Table
 
 ROWS, COLUMNS = 24, 100
 

@@ -233,9 +233,9 @@ def test_storages_that_were_freed_are_soon_forgotten(way):
     with way():
         flow, kept = data_flow.DataFlow(), [torch.zeros(3) for _ in range(20)]
         for row, t in enumerate(kept):
-            flow.made(t, 0, row)
+            flow.note_result(t, 0, row)
         for row in range(20, 70):
-            flow.made(torch.zeros(3), 0, row)
+            flow.note_result(torch.zeros(3), 0, row)
         flow.purge()
         assert [flow.row_of(t, 0) for t in kept] == list(range(20))
         assert len(flow.storages) == len(kept)
@@ -246,14 +246,14 @@ def test_storages_that_lived_long_are_looked_at_less_often(way):
     with way():
         flow, kept = data_flow.DataFlow(), [torch.zeros(3) for _ in range(20)]
         for row, t in enumerate(kept):
-            flow.made(t, 0, row)
+            flow.note_result(t, 0, row)
         del t
         n_known = []
         for number in range(8):
             if number == 4:
                 kept.clear()
             for row in range(50):
-                flow.made(torch.zeros(3), 0, row)
+                flow.note_result(torch.zeros(3), 0, row)
             flow.purge()
             n_known.append(len(flow.storages))
     # Looks 1, 3 and 7; what was freed meanwhile is forgotten by the last of them.

@@ -31,9 +31,9 @@ from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, 
 from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
 from shadowrun.studies.sweep.recorded import read_calls
 from shadowrun.studies.zoo.graph import Runner, from_json, to_json
+from shadowrun.studies.zoo.input_values import make_all
 from shadowrun.studies.zoo.program import program_of, read_zoo, write_zoo
 from shadowrun.studies.zoo.sources.graph_folders import collect_folders
-from shadowrun.studies.zoo.values import make_all
 from tests.studies.zoo.test_foreign_graphs import META, MODEL, WEIGHTS
 from tests.untrusted.mutations import of_bytes, of_json, of_source, of_values, other_value
 from tests.untrusted.test_campaign_folders import MM

@@ -15,7 +15,7 @@ import pytest
 
 from shadowrun.cli.main import main
 from shadowrun.report.document import Document, Records, render
-from shadowrun.report.machine import render_csv
+from shadowrun.report.json_csv import render_csv
 from shadowrun.report.sanitize import one_line, show
 from shadowrun.store import DataFile
 from shadowrun.studies.slowdown.calls import Call

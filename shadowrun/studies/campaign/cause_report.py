@@ -13,7 +13,7 @@ from shadowrun.analysis.wording import plural
 from shadowrun.report.document import Document, Fact, Facts, Listing, Note, Records, Section
 from shadowrun.store.atomic_write import write_text
 from shadowrun.store.codec import decode_facts
-from shadowrun.studies.campaign.findings import published_cause
+from shadowrun.studies.campaign.root_causes import published_cause
 from shadowrun.studies.sweep.cases import Kind
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shadowrun.report.document import Block
-    from shadowrun.studies.campaign.findings import RootCause, Signature
+    from shadowrun.studies.campaign.root_causes import RootCause, Signature
     from shadowrun.studies.campaign.summary import Summary
 
 __all__ = [

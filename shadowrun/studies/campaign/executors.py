@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 from shadowrun.errors import UsageError
 from shadowrun.limits import at_most_free
 from shadowrun.store.codec import decode_facts
+from shadowrun.studies.campaign.chunk_work import Chunk, ChunkWork
 from shadowrun.studies.campaign.store import CampaignStore
 from shadowrun.studies.campaign.tables import CampaignInfo
-from shadowrun.studies.campaign.work import Chunk, ChunkWork
 from shadowrun.studies.isolation.pool import Limits, Pool
 
 if TYPE_CHECKING:

@@ -356,7 +356,7 @@ def status(folder: Folder) -> Status:
             n_targets = len(store.info.targets)
             if store.info.campaign != folder.settings.campaign:
                 raise other_campaign(path)
-            done = {number for number, n in store.settled() if n >= n_targets}
+            done = {number for number, n in store.settled_targets() if n >= n_targets}
             counts.update(store.counts())
             wall_s += sum(s[3] for s in store.sessions())
             cpu_s += sum(s[4] for s in store.sessions())

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from shadowrun.studies.campaign.cause_report import CauseFile, folder_name, write_cause
-from shadowrun.studies.campaign.findings import Signature
 from shadowrun.studies.campaign.recipe import Recipe
+from shadowrun.studies.campaign.root_causes import Signature
 from shadowrun.studies.isolation.pool import Limits, Pool, RemainingTask, WorkerFailure
 from shadowrun.studies.sweep.cases import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shadowrun.studies.campaign.findings import RootCause
     from shadowrun.studies.campaign.folder import Folder
-    from shadowrun.studies.isolation.serving import Channel
+    from shadowrun.studies.campaign.root_causes import RootCause
+    from shadowrun.studies.isolation.worker_side import Channel
 
 __all__ = ["ENTRY", "SHORT", "Job", "start", "write_scripts"]
 
@@ -169,7 +169,7 @@ def start(settings: dict[str, Any], channel: Channel) -> Callable[[dict[str, Any
     Raises:
         ShadowrunError: The programs cannot be read.
     """
-    from shadowrun.studies.campaign.draft import Library
+    from shadowrun.studies.campaign.program_draft import Library
     from shadowrun.studies.campaign.programs import lazily
     from shadowrun.studies.campaign.worker import runner_settings
 

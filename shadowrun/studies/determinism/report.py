@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from shadowrun.analysis.wording import plural
-from shadowrun.report.blocks import naming
 from shadowrun.report.document import Block, Cell, Column, Document, Limits, Note, Records, Section, Span, Table
+from shadowrun.report.document_blocks import naming
 from shadowrun.report.issues import Issue, Issues
 from shadowrun.report.sanitize import clip
 from shadowrun.studies.determinism.stability import Outcome, Stability

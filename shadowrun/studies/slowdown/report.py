@@ -6,8 +6,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
 from shadowrun.report.bars import bar_chart
-from shadowrun.report.blocks import naming
 from shadowrun.report.document import Block, Column, Document, Figure, Limits, Note, Records, Section, Table
+from shadowrun.report.document_blocks import naming
 from shadowrun.report.issues import Issue, Issues
 from shadowrun.report.sanitize import clip
 from shadowrun.studies.slowdown.table import BOUNDS
@@ -15,7 +15,7 @@ from shadowrun.studies.slowdown.table import BOUNDS
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from shadowrun.report.blocks import Cell
+    from shadowrun.report.document_blocks import Cell
     from shadowrun.studies.slowdown.measuring import TimedCall
     from shadowrun.studies.slowdown.table import OperatorSlowdown, Slowdown
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from shadowrun.studies.campaign.draws import Draw
+from shadowrun.studies.campaign.counter_rng import CounterRng
 from shadowrun.studies.campaign.mutators import layers
 from shadowrun.studies.campaign.mutators.layers import FLOAT
 from shadowrun.studies.campaign.mutators.mutator import Edit, fitted, node_at, op_named, ref_of, refitted
@@ -17,7 +17,7 @@ from shadowrun.studies.zoo.graph import Fill, Graph, Input, Node, Ref
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
-    from shadowrun.studies.campaign.draft import Draft
+    from shadowrun.studies.campaign.program_draft import Draft
     from shadowrun.studies.campaign.recipe import Params
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
 aten = torch.ops.aten
 
 
-def value_to_change(draft: Draft, draw: Draw, *, floats_only: bool = False) -> Ref | None:
+def value_to_change(draft: Draft, rng: CounterRng, *, floats_only: bool = False) -> Ref | None:
     """A tensor that is used, and whose values decide no index."""
     pinned, uses = draft.pinned, draft.uses
     found = [
@@ -47,7 +47,7 @@ def value_to_change(draft: Draft, draw: Draw, *, floats_only: bool = False) -> R
         and ref.node not in pinned
         and (t.is_floating_point() or not (floats_only or t.is_complex() or t.dtype is torch.bool))
     ]
-    return draw.choice(found) if found else None
+    return rng.choice(found) if found else None
 
 
 def behind(draft: Draft, ref: Ref) -> Edit:
@@ -62,13 +62,13 @@ class Insert:
     family = "structure"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Value and operator."""
-        ref = value_to_change(draft, draw)
+        ref = value_to_change(draft, rng)
         if ref is None:
             return None
         table = layers.FLOAT if draft.trace.tensor(ref).is_floating_point() else layers.INTEGER
-        return (*ref, draw.choice(table))
+        return (*ref, rng.choice(table))
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Insert it."""
@@ -88,9 +88,9 @@ class InsertBinary:
     family = "structure"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Value, operator, other value, and which comes first."""
-        ref = value_to_change(draft, draw)
+        ref = value_to_change(draft, rng)
         if ref is None:
             return None
         t = draft.trace.tensor(ref)
@@ -99,7 +99,7 @@ class InsertBinary:
             for other, u in draft.tensors()
             if other.node <= ref.node and u.dtype is t.dtype and _broadcasts_into(u.shape, t.shape)
         ]
-        return (*ref, draw.choice(layers.BINARY), *draw.choice(others or [ref]), draw.below(2))
+        return (*ref, rng.choice(layers.BINARY), *rng.choice(others or [ref]), rng.below(2))
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Insert it."""
@@ -124,10 +124,10 @@ class InsertLayer:
     family = "structure"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Value, layer, and the number from which its details are drawn."""
-        ref = value_to_change(draft, draw, floats_only=True)
-        return None if ref is None else (*ref, draw.choice(tuple(layers.LAYERS)), draw.below(1000))
+        ref = value_to_change(draft, rng, floats_only=True)
+        return None if ref is None else (*ref, rng.choice(tuple(layers.LAYERS)), rng.below(1000))
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Insert it."""
@@ -137,7 +137,7 @@ class InsertLayer:
         if not t.is_floating_point():
             raise Invalid("a layer of no floats")
         edit = behind(draft, ref)
-        return draft.changed(edit.done({ref: layers.LAYERS[name](edit, ref, t, Draw(name, number))}))
+        return draft.changed(edit.done({ref: layers.LAYERS[name](edit, ref, t, CounterRng(name, number))}))
 
 
 def form_of(t: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
@@ -152,7 +152,7 @@ class Remove:
     family = "structure"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Call, and number of the reference among its arguments that takes its place."""
         found = [
             (at, k)
@@ -161,7 +161,7 @@ class Remove:
             for k, ref in enumerate(node.refs())
             if self._fits(draft, at, ref)
         ]
-        return draw.choice(found) if found else None
+        return rng.choice(found) if found else None
 
     @staticmethod
     def _fits(draft: Draft, at: int, ref: Ref) -> bool:
@@ -188,7 +188,7 @@ class Duplicate:
     family = "structure"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Call, and number of the argument that gets its result."""
         found = []
         for at, node in enumerate(draft.graph.nodes):
@@ -196,7 +196,7 @@ class Duplicate:
             if at in draft.pinned or not isinstance(value, torch.Tensor) or info(node.op).writes:
                 continue
             found += [(at, k) for k, a in enumerate(node.args) if type(a) is Ref and _same_form(draft, a, value)]
-        return draw.choice(found) if found else None
+        return rng.choice(found) if found else None
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Make it twice."""
@@ -221,7 +221,7 @@ class Swap:
     family = "structure"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Second call, and number of the argument in which it reads the first; -1 for a swap of arguments."""
         found: list[tuple[int, int]] = []
         for at, node in enumerate(draft.graph.nodes):
@@ -230,7 +230,7 @@ class Swap:
             if info(node.op).pointwise and len(node.args) > 1 and type(node.args[0]) is type(node.args[1]) is Ref:
                 found.append((at, -1))
             found += [(at, k) for k in range(len(node.args)) if self._inner(draft, at, k) is not None]
-        return draw.choice(found) if found else None
+        return rng.choice(found) if found else None
 
     @staticmethod
     def _inner(draft: Draft, at: int, k: int) -> int | None:
@@ -273,13 +273,13 @@ class Replace:
     family = "structure"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Call and operator."""
         found = [at for at, node in enumerate(draft.graph.nodes) if at not in draft.pinned and others_of(node.op)]
         if not found:
             return None
-        at = draw.choice(found)
-        return (at, draw.choice(others_of(draft.graph.nodes[at].op)))
+        at = rng.choice(found)
+        return (at, rng.choice(others_of(draft.graph.nodes[at].op)))
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Call it; its argument is moved into its domain."""
@@ -311,14 +311,14 @@ class Weights:
 
     KINDS = ("negated", "reversed", "shifted", "zeroed", "shuffled", "wider")
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Input and kind."""
         found = [
             k
             for k, i in enumerate(draft.graph.inputs)
             if i.role == "parameter" and i.dtype.is_floating_point and 0 not in i.shape and i.shape
         ]
-        return (draw.choice(found), draw.choice(self.KINDS)) if found else None
+        return (rng.choice(found), rng.choice(self.KINDS)) if found else None
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Change them."""
@@ -357,12 +357,12 @@ class Graft:
     family = "structure"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Value, id of the program, its input that the value replaces, and its result that replaces the value."""
-        ref = value_to_change(draft, draw, floats_only=True)
+        ref = value_to_change(draft, rng, floats_only=True)
         if ref is None:
             return None
-        program = draw.choice(draft.library.ids)
+        program = rng.choice(draft.library.ids)
         donor = draft.library.draft(program)
         if not 0 < len(donor.graph.nodes) <= _MAX_DONOR:
             return None
@@ -373,7 +373,7 @@ class Graft:
             for n, r in enumerate(donor.graph.outputs)
             if r.node >= 0 and isinstance(t := donor.trace.value(r), torch.Tensor) and t.is_floating_point()
         ]
-        return (*ref, program, draw.choice(entries), draw.choice(results)) if entries and results else None
+        return (*ref, program, rng.choice(entries), rng.choice(results)) if entries and results else None
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Graft them; its other inputs become inputs."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from shadowrun.studies.zoo import values
+from shadowrun.studies.zoo import input_values
 from shadowrun.studies.zoo.graph import Fill, Input
 from shadowrun.studies.zoo.sources.source import LeftOut
 
@@ -219,11 +219,11 @@ def _extras(model: Any, parameters: Any, given: dict[str, Any]) -> dict[str, Any
 
 
 def _tokens(name: str) -> torch.Tensor:
-    return values.make(Input(name, (_BATCH, _LENGTH), torch.int64, Fill("integers", 5, _HIGHEST_TOKEN)))
+    return input_values.make_input(Input(name, (_BATCH, _LENGTH), torch.int64, Fill("integers", 5, _HIGHEST_TOKEN)))
 
 
 def _floats(name: str, *shape: int) -> torch.Tensor:
-    return values.make(Input(name, shape))
+    return input_values.make_input(Input(name, shape))
 
 
 def _of(config: Any, *names: str, default: Any = None) -> Any:
@@ -246,7 +246,7 @@ def _made(model: Any, name: str, shape: int) -> Any:
     if name == "token_type_ids":
         return torch.zeros(_BATCH, _LENGTH, dtype=torch.int64)
     if name == "bbox":
-        low = values.make(Input(name, (_BATCH, _LENGTH, 2), torch.int64, Fill("integers", 0, 40)))
+        low = input_values.make_input(Input(name, (_BATCH, _LENGTH, 2), torch.int64, Fill("integers", 0, 40)))
         return torch.cat([low, low + 5], -1)
     if name in ("pixel_values", "pixel_values_videos", "image", "images"):
         return _image(config, name)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from shadowrun.errors import ShadowrunError
 from shadowrun.platforms.plugins import import_inherited
-from shadowrun.studies.isolation.step import StepWriter
+from shadowrun.studies.isolation.worker_progress import StepWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,8 +14,8 @@ from shadowrun.studies.zoo.graph import DEVICE, Ref
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
-    from shadowrun.studies.campaign.draft import Draft
-    from shadowrun.studies.campaign.draws import Draw
+    from shadowrun.studies.campaign.counter_rng import CounterRng
+    from shadowrun.studies.campaign.program_draft import Draft
     from shadowrun.studies.campaign.recipe import Params
 
 __all__ = ["InPlace", "Out", "in_place_form"]
@@ -30,7 +30,7 @@ class InPlace:
     family = "tensors"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Call, and ``copy``, ``value`` or ``view``."""
         found = [
             at
@@ -39,14 +39,14 @@ class InPlace:
         ]
         if not found:
             return None
-        at = draw.choice(found)
+        at = rng.choice(found)
         node = draft.graph.nodes[at]
         kinds = ["copy"]
         if type(node.args[0]) is Ref and _is_dead_after(draft, node.args[0], at):
             kinds.append("value")
         if info(node.op).pointwise and not any(type(a) is Ref for a in node.args[1:]) and draft.trace.values[at].dim():
             kinds.append("view")
-        return (at, draw.choice(kinds))
+        return (at, rng.choice(kinds))
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Make it."""
@@ -123,7 +123,7 @@ class Out:
     family = "tensors"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Call, and ``exact``, ``empty`` or ``transposed``."""
         found = [
             at
@@ -134,7 +134,7 @@ class Out:
             # Not what was made to be written to: it may have another form by now.
             and next(node.refs(), None) is not None
         ]
-        return (draw.choice(found), draw.choice(("exact", "empty", "transposed"))) if found else None
+        return (rng.choice(found), rng.choice(("exact", "empty", "transposed"))) if found else None
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Make it."""

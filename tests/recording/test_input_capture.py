@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import shadowrun
-from shadowrun.recording import capturing
+from shadowrun.recording import input_capture
 from shadowrun.store import captured_inputs
 
 NAN = float("nan")
@@ -73,7 +73,7 @@ def test_the_worst_call_of_each_finding_is_captured_as_well_as_the_first(clean_s
 
 
 def test_where_each_call_is_worse_than_the_last_not_each_is_written(clean_sim, tmp_path, monkeypatch):
-    monkeypatch.setattr(capturing, "_MAX_WORSE", 3)
+    monkeypatch.setattr(input_capture, "_MAX_WORSE", 3)
     saved = []
     monkeypatch.setattr(
         captured_inputs, "save", lambda *given, save=captured_inputs.save: saved.append(1) or save(*given)
@@ -142,7 +142,7 @@ def test_a_full_disk_is_not_the_program_s_business(flawed, tmp_path, monkeypatch
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(capturing.captured_inputs, "save", full)
+    monkeypatch.setattr(input_capture.captured_inputs, "save", full)
     with shadowrun.compare("sim", file=tmp_path / "run.shadowrun") as run:
         for _ in range(5):
             assert torch.equal(maximum().cpu(), torch.zeros(2))

@@ -21,9 +21,9 @@ __all__ = [
     "describe_cause",
     "describe_diff",
     "duration",
-    "few",
     "finding_facts",
     "first_few",
+    "first_few_cell",
     "float_text",
     "known_issue_texts",
     "max_abs_text",
@@ -81,7 +81,7 @@ def first_few(texts: tuple[str, ...], total: int | None = None, shown: int = 3) 
     return ", ".join(texts[:shown]) + (f" … and {left:,} more" if left > 0 else "")
 
 
-def few(texts: tuple[str, ...], total: int | None = None, shown: int = 3, length: int = MAX_TEXT) -> Cell:
+def first_few_cell(texts: tuple[str, ...], total: int | None = None, shown: int = 3, length: int = MAX_TEXT) -> Cell:
     """`first_few` as a cell, whose ``… and 8 more`` opens what it leaves out."""
     text = clip(first_few(texts, total, shown), length)
     known = texts[shown:]

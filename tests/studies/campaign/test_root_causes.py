@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadowrun.studies.campaign.findings import Seen, Signature, root_causes, signature
+from shadowrun.studies.campaign.root_causes import Seen, Signature, root_causes, signature
 from shadowrun.studies.campaign.runner import VariantFinding
 from shadowrun.studies.campaign.scripts import ddmin
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import shadowrun
 from shadowrun.platforms.cpu import CpuSettings
 from shadowrun.recording.kernel_paths import path_of
-from shadowrun.recording.kernels import CStdout, KernelTracer, accelerator_parts
+from shadowrun.recording.kernel_tracer import CStdout, KernelTracer, accelerator_parts
 from shadowrun.recording.recording_file import read
 
 

@@ -9,7 +9,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from shadowrun import Status
 from shadowrun.compiled.backend import CheckedBackend, Region
-from shadowrun.compiled.localise import TOGETHER, WITHIN, localise
+from shadowrun.compiled.fault_location import TOGETHER, WITHIN, localise
 from tests.compiled import models, planted
 
 RIGHT = planted.compiler()

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     Call = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
 
-__all__ = ["Placement"]
+__all__ = ["DevicePlacement"]
 
 
-class Placement:
+class DevicePlacement:
     """Watches where results of a program's calls lie.
 
     Args:

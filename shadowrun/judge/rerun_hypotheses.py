@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from shadowrun.judge import patterns
+from shadowrun.judge import value_hypotheses
 from shadowrun.judge.bias import is_truncated
 from shadowrun.judge.oracle import NoOracle
 from shadowrun.judge.result_diff import ResultDiff, flat_values
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from shadowrun.judge.oracle import Oracle
-    from shadowrun.judge.patterns import MismatchedCall
+    from shadowrun.judge.value_hypotheses import MismatchedCall
     from shadowrun.operators.case import Value
 
 __all__ = [
@@ -165,7 +165,11 @@ class _Tails:
                     change = _without_tail(t.shape, dim, tail)
                     values = _asked(self._suspect, lambda oracle: oracle.on_changed_inputs(change, lambda u: u is t))
                 remaining[tail] = np.inf if values is None else _remaining_error(self._suspect, values)
-                if values is not None and remaining[tail] <= patterns.MARGIN and _reproduce(self._suspect, values):
+                if (
+                    values is not None
+                    and remaining[tail] <= value_hypotheses.MARGIN
+                    and _reproduce(self._suspect, values)
+                ):
                     found.append(tail)
             return remaining[tail]
 
@@ -229,7 +233,7 @@ def cancelling_formula(call: MismatchedCall) -> str | None:
             off, before = np.abs(a - p), np.abs(a - f.truth.value)
             near = off <= 4 * f.fmt.roundoff * (1 + np.abs(p))
         seen = np.isfinite(off) & np.isfinite(before)
-        if not near[seen].all() or np.square(off[seen]).sum() > patterns.MARGIN * np.square(before[seen]).sum():
+        if not near[seen].all() or np.square(off[seen]).sum() > value_hypotheses.MARGIN * np.square(before[seen]).sum():
             return None
     return f"as {name}, which cancels"
 
@@ -303,7 +307,9 @@ def _reproduce(call: MismatchedCall, values: tuple[Value, ...]) -> bool:
     # All elements have to be explained, or a hypothesis that changes nothing would explain a few; and far better than
     # by no hypothesis, or one that changes little would explain what is hardly beyond the limit.
     predicted = [_predicted(f, values) for f in call.mismatches]
-    return all(p is not None and patterns.reproduces(f, p) for f, p in zip(call.mismatches, predicted, strict=True))
+    return all(
+        p is not None and value_hypotheses.reproduces(f, p) for f, p in zip(call.mismatches, predicted, strict=True)
+    )
 
 
 def _remaining_error(call: MismatchedCall, values: tuple[Value, ...]) -> float:

@@ -25,7 +25,7 @@ from shadowrun.compiled import torchcompile
 from shadowrun.compiled.backend import GraphCase, Region, compile_graph, judge_probe
 from shadowrun.compiled.graph import node_origin, operator_name, preserved_rng
 from shadowrun.compiled.outcome import OUTCOME_OF, CompileStage, RegionOutcome, error_text
-from shadowrun.compiled.probes import (
+from shadowrun.compiled.probe_graphs import (
     Probe,
     eager_values,
     intermediates,

@@ -9,8 +9,8 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from shadowrun.analysis.charts import FAILING
-from shadowrun.report.descriptions import duration, float_text, percent
 from shadowrun.report.document import TONES, Bar, Block, Figure, Section, Tree, TreeNode, status_span
+from shadowrun.report.formatting import duration, float_text, percent
 from shadowrun.report.sanitize import clip, sanitize
 from shadowrun.report.svg import AMBER, BLUE, GREEN, INK, LINE, RED, SOFT, dot, line, polyline, rect, svg, text
 from shadowrun.types import Status

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from shadowrun.limits import ResourceLimits
 
-__all__ = ["in_child", "within"]
+__all__ = ["in_child", "with_limits"]
 
 _FORWARDED = ("SIGTERM", "SIGHUP")
 _ENDED_BY_CALLS = ("SIGSEGV", "SIGFPE", "SIGBUS", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS", "SIGKILL")
@@ -82,7 +82,7 @@ def in_child(allowance: ResourceLimits | None = None) -> int | None:
 
 
 @contextlib.contextmanager
-def within(allowance: ResourceLimits | None) -> Iterator[None]:
+def with_limits(allowance: ResourceLimits | None) -> Iterator[None]:
     """Inside, a command that reads may take the memory of its allowance (Linux); one that runs calls, what is free.
 
     Raises:

@@ -10,9 +10,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from shadowrun.errors import UsageError
-from shadowrun.studies.campaign.draft import HasGraph, Library
-from shadowrun.studies.campaign.draws import Draw
+from shadowrun.studies.campaign.counter_rng import CounterRng
 from shadowrun.studies.campaign.mutators import ALL, FAMILIES, MUTATORS
+from shadowrun.studies.campaign.program_draft import HasGraph, Library
 from shadowrun.studies.campaign.recipe import Mutation, Recipe
 from shadowrun.studies.campaign.tracing import Invalid
 from shadowrun.studies.campaign.variant import Variant, mutated, run
@@ -20,8 +20,8 @@ from shadowrun.studies.campaign.variant import Variant, mutated, run
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shadowrun.studies.campaign.draft import Draft
     from shadowrun.studies.campaign.mutators.mutator import Mutator
+    from shadowrun.studies.campaign.program_draft import Draft
 
 __all__ = ["Generator"]
 
@@ -84,34 +84,34 @@ class Generator:
 
     def variant(self, i: int) -> Variant:
         """Recipe number `i` and what it makes, which is known once it is made."""
-        draw = Draw("recipe", self._seed, i)
-        program = draw.choice(self.library.ids)
-        seed = draw.below(_SEEDS)
+        rng = CounterRng("recipe", self._seed, i)
+        program = rng.choice(self.library.ids)
+        seed = rng.below(_SEEDS)
         draft, mutations = self.library.draft(program), []
-        families = [draw.choice(self._families) for _ in range(draw.choice(_N_MUTATIONS))] if self._families else []
-        if self._by_family["execution"] and (not families or draw.chance(_EXECUTION)):
+        families = [rng.choice(self._families) for _ in range(rng.choice(_N_MUTATIONS))] if self._families else []
+        if self._by_family["execution"] and (not families or rng.chance(_EXECUTION)):
             families.append("execution")
         try:
             _ = draft.trace
         except Invalid:  # a program that does not run: so does no variant of it, and the runner counts it
             return Variant(Recipe(program, (), seed), draft.graph, draft.execution)
         for family in families:
-            found = self._mutation(draft, family, draw)
+            found = self._mutation(draft, family, rng)
             # Many an operator has no argument to change, or nothing to swap: its tensors can be changed.
             if found is None and family != "execution" and self._by_family[_INSTEAD]:
-                found = self._mutation(draft, _INSTEAD, draw)
+                found = self._mutation(draft, _INSTEAD, rng)
             if found is not None:
                 mutations.append(found[0])
                 draft = found[1]
         return Variant(Recipe(program, tuple(mutations), seed), draft.graph, draft.execution)
 
-    def _mutation(self, draft: Draft, family: str, draw: Draw) -> tuple[Mutation, Draft] | None:
+    def _mutation(self, draft: Draft, family: str, rng: CounterRng) -> tuple[Mutation, Draft] | None:
         """A mutation that runs, and the draft after it; None if none was found."""
         for _ in range(_TRIES):
             # Each try draws again from the same stream, so that the choice depends on the recipe's number alone.
-            mutator = draw.choice(self._by_family[family])
+            mutator = rng.choice(self._by_family[family])
             try:
-                params = mutator.propose(draft, draw)
+                params = mutator.propose(draft, rng)
             except Invalid:
                 params = None
             if params is None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Words = npt.NDArray[np.uint64]
     Floats = npt.NDArray[np.float64]
 
-__all__ = ["EXCEPTIONAL", "KINDS", "make", "make_all"]
+__all__ = ["EXCEPTIONAL", "KINDS", "make_input", "make_inputs"]
 
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIERS: Final = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -34,7 +34,7 @@ _UNIT: Final = 2.0**-53
 _RARE: Final = 8
 
 
-def make(described: Input, seed: int = 0) -> torch.Tensor:
+def make_input(described: Input, seed: int = 0) -> torch.Tensor:
     """The values of an input, on the CPU.
 
     Args:
@@ -78,9 +78,9 @@ def make(described: Input, seed: int = 0) -> torch.Tensor:
     return out
 
 
-def make_all(inputs: Sequence[Input], seed: int = 0) -> list[torch.Tensor]:
+def make_inputs(inputs: Sequence[Input], seed: int = 0) -> list[torch.Tensor]:
     """The values of several inputs."""
-    return [make(described, seed) for described in inputs]
+    return [make_input(described, seed) for described in inputs]
 
 
 def _range_of(dtype: torch.dtype) -> tuple[int, int]:

@@ -69,7 +69,7 @@ class FindingWatch:
 
     # -- as a `Watch` ------------------------------------------------------------------------------------
 
-    def saw(self, record: OpRecord) -> None:
+    def on_finding(self, record: OpRecord) -> None:
         """A call that is a finding was recorded."""
         if self._is_known(record):
             return
@@ -88,7 +88,7 @@ class FindingWatch:
             if self._on_finding is not None:
                 self._new.append(record)
 
-    def tick(self) -> None:
+    def poll(self) -> None:
         """Look around, if it was not done just before."""
         now = time.monotonic()
         if now - self._ticked < _TICK_S:

@@ -3,12 +3,12 @@ import json
 import pytest
 
 from shadowrun.errors import UsageError
-from shadowrun.studies.campaign.generate import Generator
 from shadowrun.studies.campaign.recipe import Recipe
+from shadowrun.studies.campaign.recipe_generator import Generator
 from shadowrun.studies.campaign.tracing import Invalid
 from shadowrun.studies.campaign.variant import build
 from shadowrun.studies.zoo.graph import Runner
-from shadowrun.studies.zoo.values import make_all
+from shadowrun.studies.zoo.input_values import make_inputs
 from tests.studies.campaign.programs import PROGRAMS
 
 
@@ -34,7 +34,7 @@ def test_variants_run():
     for i in range(300):
         variant = generator.variant(i)
         try:
-            Runner(variant.graph)(make_all(variant.graph.inputs, variant.recipe.seed))
+            Runner(variant.graph)(make_inputs(variant.graph.inputs, variant.recipe.seed))
         except RuntimeError as error:
             failures.append((variant.recipe.to_json(), str(error)))
     assert len(failures) <= 3, failures

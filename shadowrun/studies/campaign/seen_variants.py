@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Claims"]
+__all__ = ["SeenVariants"]
 
 # Identity and number + 1; a number of 0 is a free slot.
 _SLOT: Final = struct.Struct("<qq")
@@ -27,7 +27,7 @@ _PROBES: Final = 64
 _MAX_BITS: Final = 26
 
 
-class Claims:
+class SeenVariants:
     """The table, in a file.
 
     Args:
@@ -44,7 +44,7 @@ class Claims:
             os.ftruncate(self._descriptor, size)  # of holes: blocks are taken as they are written
         self._table = mmap.mmap(self._descriptor, size)
 
-    def claim(self, identity: int, number: int) -> int:
+    def mark_seen(self, identity: int, number: int) -> int:
         """Say that a variant was met; gives the lowest number that met one of this identity."""
         # Released by the system if the process is killed in between.
         fcntl.lockf(self._descriptor, fcntl.LOCK_EX)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from shadowrun.judge.judge import Judge
-from shadowrun.judge.remembered import RememberedBounds, bounds_of
+from shadowrun.judge.remembered_bounds import RememberedBounds, bounds_of
 from shadowrun.numerics.diff import native_diff
 from shadowrun.types import Status
 from tests.case_kit import make_case

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from shadowrun.numerics.ladder import Hashes
     from shadowrun.recording.model import Recording
-    from shadowrun.studies.diff.names import NameMap, RowRule
+    from shadowrun.studies.diff.name_map import NameMap, RowRule
 
 __all__ = ["RowPair", "RowsFound", "compare_rows"]
 

@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 import torch
 
-from shadowrun.studies.campaign import compiling
+from shadowrun.studies.campaign import compiled_variant
 from shadowrun.studies.campaign.recipe import Recipe
 from shadowrun.studies.campaign.runner import RunnerSettings, VariantRunner
 from shadowrun.studies.campaign.variant import Execution, Variant
 from shadowrun.studies.zoo.graph import DEVICE, Fill, Graph, Input, Node, Ref, Runner
-from shadowrun.studies.zoo.values import make_all
+from shadowrun.studies.zoo.input_values import make_inputs
 from tests.studies.campaign.programs import CONV, EMBEDDING, MLP, POINTWISE
 
 pytestmark = [pytest.mark.usefixtures("clean_sim"), pytest.mark.filterwarnings("ignore")]
@@ -31,9 +31,9 @@ SEVERAL = Graph(
 
 @pytest.mark.parametrize("graph", [MLP, CONV, EMBEDDING, POINTWISE, SEVERAL])
 def test_a_module_computes_what_the_graph_does(graph):
-    given = make_all(graph.inputs)
+    given = make_inputs(graph.inputs)
     expected = Runner(graph)([t.clone() for t in given])
-    actual = compiling.as_module(graph, torch.device("cpu"))(*given)
+    actual = compiled_variant.as_module(graph, torch.device("cpu"))(*given)
     assert len(actual) == len(expected)
     assert all(map(torch.equal, actual, expected))
 
@@ -43,20 +43,20 @@ def test_a_variant_is_compiled_after_it_was_compared(monkeypatch):
     variant = Variant(Recipe("0a"), MLP, Execution())
     assert runner.run(variant, 0).status == "ok"
     reports = []
-    real = compiling.compiled
-    monkeypatch.setattr(compiling, "compiled", lambda *args: reports.append(real(*args)) or reports[-1])
+    real = compiled_variant.compiled
+    monkeypatch.setattr(compiled_variant, "compiled", lambda *args: reports.append(real(*args)) or reports[-1])
     result = runner.run(variant, 1)
     assert (result.status, result.reason) == ("ok", "")
     assert (reports[0].n_graphs, dict(reports[0].graph_breaks)) == (1, {})
 
 
 def test_what_was_not_compiled_is_not_right(monkeypatch):
-    real = compiling.compiled
+    real = compiled_variant.compiled
 
     def broken(*args):
         return dataclasses.replace(real(*args), n_graphs=0, graph_breaks={"marked as skipped": 1})
 
-    monkeypatch.setattr(compiling, "compiled", broken)
+    monkeypatch.setattr(compiled_variant, "compiled", broken)
     runner = VariantRunner(RunnerSettings(("cpu[threads=1]",), backends=("eager",)))
     result = runner.run(Variant(Recipe("0a"), MLP, Execution()), 1)
     assert (result.status, result.reason) == ("unverified", "nothing was compiled: marked as skipped")
@@ -112,7 +112,9 @@ def test_what_no_kernel_writes_and_what_rounding_decides_is_open(graph, change, 
 
     torch._dynamo.register_backend(backend, name="changed")
     try:
-        found = compiling.check_compiled(Variant(Recipe("0a"), graph, Execution()), "changed", torch.device("cpu"))
+        found = compiled_variant.check_compiled(
+            Variant(Recipe("0a"), graph, Execution()), "changed", torch.device("cpu")
+        )
     finally:
         torch._dynamo.backends.registry._COMPILER_FNS.pop("changed")
         torch._dynamo.backends.registry._BACKENDS.pop("changed", None)

@@ -17,7 +17,7 @@ from shadowrun.errors import UsageError
 from shadowrun.intercept.checked_calls import graphs_of_file
 from shadowrun.studies.sweep.cases import Kind
 from shadowrun.studies.zoo.graph import DEVICE, Ref, Runner
-from shadowrun.studies.zoo.values import make_all
+from shadowrun.studies.zoo.input_values import make_inputs
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _check_eager(variant: Variant, device: torch.device) -> None:
 
 
 def _inputs(variant: Variant, device: torch.device) -> list[torch.Tensor]:
-    return [t.to(device) for t in make_all(variant.graph.inputs, variant.recipe.seed)]
+    return [t.to(device) for t in make_inputs(variant.graph.inputs, variant.recipe.seed)]
 
 
 def _read(report: CompileReport, backend: str) -> tuple[str, str, list[tuple[str, ...]]]:

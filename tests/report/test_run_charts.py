@@ -10,7 +10,7 @@ import pytest
 
 from shadowrun import report
 from shadowrun.report.html import MAX_BYTES
-from shadowrun.report.pictures import histogram
+from shadowrun.report.run_charts import histogram
 from shadowrun.run import Run
 from shadowrun.store import DataFile
 from shadowrun.types import Cause, Phase, RunInfo, Status, TensorDiff, TensorMeta, Verdict

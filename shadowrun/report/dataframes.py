@@ -109,7 +109,7 @@ def write_records(records: Iterable[OpRecord], path: Path) -> int:
 
 
 def _write_csv(rows: Iterator[dict[str, Any]], path: Path) -> int:
-    from shadowrun.report.machine import csv_writer
+    from shadowrun.report.json_csv import csv_writer
 
     n = 0
     with path.open("w", encoding="utf-8", errors="replace", newline="") as file:

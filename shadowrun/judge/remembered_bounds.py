@@ -17,8 +17,8 @@ from shadowrun.judge.bias import DIFFERING, ENOUGH
 from shadowrun.judge.bias_over_calls import is_counted
 from shadowrun.judge.closeness import FEW_ULP, FEW_ULP_COARSE
 from shadowrun.judge.large_results import is_large
+from shadowrun.judge.matrix_products import MANY_TERMS
 from shadowrun.judge.oracle import n_terms
-from shadowrun.judge.products import MANY_TERMS
 from shadowrun.numerics.bits import plainly_equal
 from shadowrun.numerics.diff import native_diff
 from shadowrun.numerics.form import dtype_name

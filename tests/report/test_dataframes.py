@@ -10,7 +10,7 @@ from pyarrow import parquet
 
 import shadowrun
 from shadowrun import Status, sim
-from shadowrun.report.frames import Rows
+from shadowrun.report.dataframes import Rows
 from shadowrun.run import Run
 
 
@@ -111,7 +111,7 @@ def test_records_in_a_file_are_those_of_the_run(run, tmp_path, ending):
 
 
 def test_parquet_keeps_its_types_where_the_first_part_is_empty(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("shadowrun.report.frames._BATCH", 1)
+    monkeypatch.setattr("shadowrun.report.dataframes._BATCH", 1)
     run.write_records(tmp_path / "calls.parquet")
     types = {field.name: str(field.type) for field in parquet.read_schema(tmp_path / "calls.parquet")}
     assert (types["n_elements"], types["max_abs"], types["op"]) == ("int64", "double", "string")
