@@ -35,7 +35,7 @@ def test_a_finding_is_one_line_and_printed_it_says_what_to_do(run, wrong):
     assert "\n" not in repr(wrong)
     assert repr(wrong).startswith(f"<Finding {wrong.number}: mismatch of aten::mm (")
     assert "2 of 2 calls, " in repr(wrong)
-    assert "test_frames.py" in repr(wrong)
+    assert "test_dataframes.py" in repr(wrong)
     text = str(wrong)
     assert wrong.next_step in text
     assert wrong.evidence in text
@@ -61,7 +61,7 @@ def test_raise_for_findings_names_operator_line_and_cause(run, wrong):
     with pytest.raises(AssertionError, match="FAILED: 1 unsupported, 1 mismatch") as error:
         run.raise_for_findings()
     assert isinstance(error.value, shadowrun.FindingsError)
-    for text in ("aten::mm", "aten::cumsum", "test_frames.py", str(wrong.cause)):
+    for text in ("aten::mm", "aten::cumsum", "test_dataframes.py", str(wrong.cause)):
         assert text in str(error.value)
     assert {finding.kind for finding in error.value.findings} == {"unsupported", "mismatch"}
     run.raise_for_findings(fail_on=("slow",))
