@@ -31,7 +31,6 @@ from shadowrun.cli import options
 from shadowrun.errors import ShadowrunError, UsageError
 from shadowrun.platforms.settings import ENV, PYTHON
 from shadowrun.platforms.spec import parse
-from shadowrun.recording.captured_reader import CapturedFile
 from shadowrun.report.sanitize import say
 
 if TYPE_CHECKING:
@@ -164,6 +163,8 @@ def replay_commands(found: RecordingDiff, paths: tuple[Path, Path]) -> tuple[str
     Returns:
         None unless both files hold the inputs of the call.
     """
+    from shadowrun.recording.captured_reader import CapturedFile
+
     if not found.flow.origins:
         return ()
     calls = [int(call) for call in found.difference.alignment.pairs[found.flow.origins[0].pair]]

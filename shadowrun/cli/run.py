@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shadowrun.cli import compare_options, options, progress
 from shadowrun.errors import PlatformError, UsageError, brief
-from shadowrun.platforms import torchplatform
 from shadowrun.platforms.spec import parse
 from shadowrun.report.sanitize import MAX_NAME, clip, forgiving, sanitize
 from shadowrun.settings import FAIL_ON, KINDS, NEW, WORSE, read_settings
@@ -164,6 +163,8 @@ class LateDeviceComparison:
         self.comparison: Comparison | None = None
 
     def __enter__(self) -> None:
+        from shadowrun.platforms import torchplatform
+
         self._watching.enter_context(torchplatform.watching_registrations(self._start_if_registered))
 
     def __exit__(
@@ -192,6 +193,8 @@ class LateDeviceComparison:
 
     def _start_if_registered(self) -> None:
         """Called when torch gets a new device, or a device its module."""
+        from shadowrun.platforms import torchplatform
+
         if self.comparison is not None or torchplatform.private_device_name() != self._device:
             return
         try:
