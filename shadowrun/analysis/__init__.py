@@ -12,7 +12,7 @@ from shadowrun.analysis.changes import (
     changes,
     signatures,
 )
-from shadowrun.analysis.charts import Charts, ChartsReader
+from shadowrun.analysis.charts import CallReader, Charts
 from shadowrun.analysis.coverage import (
     ApiCoverage,
     Coverage,
@@ -45,9 +45,9 @@ __all__ = [
     "ApiCoverage",
     "Baseline",
     "CallGroups",
+    "CallReader",
     "Change",
     "Charts",
-    "ChartsReader",
     "Coverage",
     "DriftStep",
     "Finding",

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from shadowrun.analysis.call_groups import CallGroups
 from shadowrun.analysis.drift_effects import DriftTrace
 from shadowrun.store.codec import decode_float
 from shadowrun.store.groups import PIECE
@@ -17,14 +18,25 @@ from shadowrun.store.records import REGION
 from shadowrun.types import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from shadowrun.analysis.call_groups import CallGroups, Context, Step
+    from shadowrun.analysis.call_groups import Context, Step
     from shadowrun.analysis.drift_effects import Effects
     from shadowrun.store.datafile import DataFile
     from shadowrun.types import OpRecord, Phase
 
-__all__ = ["FAILING", "Charts", "ChartsReader", "GraphPoint", "HeatCell", "HeatMap", "Module", "StepGraph", "StepTimes"]
+__all__ = [
+    "FAILING",
+    "CallReader",
+    "Charts",
+    "ChartsReader",
+    "GraphPoint",
+    "HeatCell",
+    "HeatMap",
+    "Module",
+    "StepGraph",
+    "StepTimes",
+]
 
 MAX_POINTS = 400
 MAX_STEP_CALLS = 40_000
@@ -362,6 +374,38 @@ class ChartsReader:
             )
             for column, of in sorted(found.items())
         )
+
+
+class CallReader:
+    """Reads the calls of a data file, which takes most of the time of a report, once until the file changes.
+
+    Args:
+        data: The file.
+
+    Attributes:
+        table: The calls, grouped, once they were read.
+        charts: The series for pictures, if they were asked for.
+    """
+
+    def __init__(self, data: DataFile) -> None:
+        self._data = data
+        self._version: tuple[int, int] | None = None
+        self.table: CallGroups | None = None
+        self.charts: Charts | None = None
+
+    def read(self, first_divergence: Callable[[], OpRecord | None] | None = None) -> CallGroups:
+        """Read the calls if the file has changed since.
+
+        Args:
+            first_divergence: Finds the first call that mismatched; given where the series for pictures are wanted,
+                which are read in the same pass.
+        """
+        version = self._data.version
+        if self.table is None or self._version != version or (first_divergence is not None and self.charts is None):
+            reader = None if first_divergence is None else ChartsReader(self._data, first_divergence())
+            self._version, self.table = version, CallGroups.read(self._data, reader)
+            self.charts = None if reader is None else reader.charts(self.table)
+        return self.table
 
 
 def _greater(a: float, b: float) -> float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from shadowrun.analysis import Signature
+from shadowrun.analysis import CallReader, Signature
 from shadowrun.comparison.active_run import RunHandle, Running, begin, end, prepare_process, running
 from shadowrun.comparison.finding_callbacks import FindingWatch, WatchedReplayer
 from shadowrun.comparison.output import Output, distributed_rank, run_info
@@ -307,7 +307,7 @@ class Comparison(RunHandle, Run):
         self._threads = Threads(self._replayer, self._attribution)
         self._regions = self._compiled_regions() if config.compiled else None
         self._steps = Steps(self._recorder, self._replayer, self._selection, self._budget)
-        self._data, self._table = data, None
+        self._data, self._calls = data, CallReader(data)
 
     def _reassemble(self) -> None:
         """Make them again if the data file has changed."""

@@ -76,9 +76,7 @@ class Run:
         self._known = tuple(known)
         self.fail_on: Collection[str] = FAIL_ON
         self.baseline: Baseline | None = None
-        # Reading the calls takes most of the time of a report: kept until the file changes.
-        self._table: tuple[tuple[int, int], CallGroups] | None = None
-        self._charts: Charts | None = None
+        self._calls = analysis.CallReader(data)
         self._found: tuple[CallGroups, list[Finding]] | None = None
 
     @property
@@ -224,22 +222,17 @@ class Run:
     def charts(self) -> Charts:
         """Series for pictures: errors along the graph, by module and step, and times; this reads all calls."""
         self.read_calls(charts=True)
-        assert self._charts is not None
-        return self._charts
+        assert self._calls.charts is not None
+        return self._calls.charts
 
-    def read_calls(self, *, charts: bool) -> None:
+    def read_calls(self, *, charts: bool) -> CallGroups:
         """Read the calls now, if they are not read already; reports that have pictures ask for them before all else.
 
         Args:
             charts: Read the series for pictures in the same pass.
         """
         self._sync()
-        version = self._data.version
-        if self._table is not None and self._table[0] == version and (self._charts is not None or not charts):
-            return
-        reader = analysis.ChartsReader(self._data, self.first_divergence()) if charts else None
-        table = CallGroups.read(self._data, reader)
-        self._table, self._charts = (version, table), None if reader is None else reader.charts(table)
+        return self._calls.read(self.first_divergence if charts else None)
 
     def notes(self) -> list[Note]:
         """Calls that could not be verified, and matches with a cause worth knowing."""
@@ -501,6 +494,4 @@ class Run:
         """Called before each read; a comparison that still records flushes here."""
 
     def _read(self) -> CallGroups:
-        self.read_calls(charts=False)
-        assert self._table is not None
-        return self._table[1]
+        return self.read_calls(charts=False)
