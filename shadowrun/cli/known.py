@@ -130,10 +130,12 @@ def _document(target: str, known: LedgerUse, findings: list[Finding]) -> Documen
         )
         blocks.append(Section("Lines of the ledger", (Table(columns, rows),), count=len(rows)))
     if findings:
-        rows = tuple((f.op, f.kind, f"{f.n_calls:,}") for f in sanitize(findings))
+        open_rows = tuple((f.op, f.kind, f"{f.n_calls:,}") for f in sanitize(findings))
         advice = Note("`shadowrun known --update --reason WHY` adds a line for each.")
         blocks.append(
-            Section("Findings without a line", (advice, Table((operator, kind, calls), rows)), count=len(rows))
+            Section(
+                "Findings without a line", (advice, Table((operator, kind, calls), open_rows)), count=len(open_rows)
+            )
         )
     data = {"format": FORMAT, "target": target, "lines": known.lines, "findings_without_line": findings}
     lines = (

@@ -262,8 +262,8 @@ def run_node(node: Node, known: Trace) -> Any:
     Raises:
         Invalid: As `trace`.
     """
-    args = [known.given(a) for a in node.args]
-    kwargs = {k: known.given(v) for k, v in node.kwargs}
+    args = [known.resolved(a) for a in node.args]
+    kwargs = {k: known.resolved(v) for k, v in node.kwargs}
     about = info(node.op)
     if about.casts:
         _check_cast(node, args, kwargs)

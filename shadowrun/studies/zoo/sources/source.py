@@ -40,7 +40,7 @@ class Collected:
 
     def add(self, name: str, graph: Graph, count: int = 1) -> None:
         """Take a graph as a program if it runs on generated values; else note why not."""
-        self.tried(RUNS, name, lambda: self._add(name, checked(graph), (), count))
+        self.try_step(RUNS, name, lambda: self._add(name, checked(graph), (), count))
 
     def add_checked(self, name: str, graph: Graph, made_from: tuple[str, ...] = (), count: int = 1) -> None:
         """Take a graph that was `checked`."""
@@ -49,7 +49,7 @@ class Collected:
 
     def add_data(self, name: str, content: Any, count: int = 1) -> None:
         """Take the JSON of a graph that was `checked` in another process."""
-        self.tried(RUNS, name, lambda: self._add(name, from_json(content), (), count))
+        self.try_step(RUNS, name, lambda: self._add(name, from_json(content), (), count))
 
     def _add(self, name: str, graph: Graph, made_from: tuple[str, ...] = (), count: int = 1) -> None:
         self.programs.append(program_of(name, self._source, graph, made_from, count))
