@@ -225,14 +225,14 @@ class Run:
         assert self._calls.charts is not None
         return self._calls.charts
 
-    def read_calls(self, *, charts: bool) -> CallGroups:
+    def read_calls(self, *, charts: bool) -> None:
         """Read the calls now, if they are not read already; reports that have pictures ask for them before all else.
 
         Args:
             charts: Read the series for pictures in the same pass.
         """
         self._sync()
-        return self._calls.read(self.first_divergence if charts else None)
+        self._calls.read(self.first_divergence if charts else None)
 
     def notes(self) -> list[Note]:
         """Calls that could not be verified, and matches with a cause worth knowing."""
@@ -494,4 +494,5 @@ class Run:
         """Called before each read; a comparison that still records flushes here."""
 
     def _read(self) -> CallGroups:
-        return self.read_calls(charts=False)
+        self._sync()
+        return self._calls.read()

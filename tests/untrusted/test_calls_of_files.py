@@ -38,7 +38,7 @@ from shadowrun.studies.campaign.recipe import Recipe
 from shadowrun.studies.campaign.variant import Execution, Variant
 from shadowrun.studies.sweep.recorded import UnreadableCall, sample
 from shadowrun.studies.zoo.graph import Runner, from_json
-from shadowrun.studies.zoo.input_values import make_all
+from shadowrun.studies.zoo.input_values import make_inputs
 
 aten = torch.ops.aten
 
@@ -524,4 +524,4 @@ def test_a_call_of_a_zoo_gives_no_tensor_for_a_dtype():
     calls.append(["aten::sum.dim_IntList", [{"ref": [-1, 0]}, [0], False], {"dtype": {"ref": [0, 0]}}, ""])
     graph = from_json([described, calls, [[1, 0]]])
     with pytest.raises(Refused, match="dtype is a Tensor"):
-        Runner(graph)(make_all(graph.inputs))
+        Runner(graph)(make_inputs(graph.inputs))

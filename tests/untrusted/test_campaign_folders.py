@@ -34,14 +34,14 @@ from shadowrun.studies.campaign.folder import CHUNK, Folder, Settings
 from shadowrun.studies.campaign.ledger import new_lines
 from shadowrun.studies.campaign.program_draft import Library
 from shadowrun.studies.campaign.script_jobs import _Writer
-from shadowrun.studies.campaign.seen_variants import Claims
+from shadowrun.studies.campaign.seen_variants import SeenVariants
 from shadowrun.studies.campaign.store import CampaignStore
 from shadowrun.studies.campaign.tables import CampaignInfo, ResultRow, VariantRow
 from shadowrun.studies.campaign.tracing import Invalid, Values, trace
 from shadowrun.studies.shards import Shard
 from shadowrun.studies.zoo import program as zoo_program
 from shadowrun.studies.zoo.graph import Fill, Input, Runner, from_json
-from shadowrun.studies.zoo.input_values import make_all
+from shadowrun.studies.zoo.input_values import make_inputs
 from shadowrun.studies.zoo.program import program_of, read_zoo, write_zoo
 from shadowrun.studies.zoo.sources.foreign_graph import Rows, captured, plain
 from shadowrun.studies.zoo.sources.graph_folders import collect_folders
@@ -131,7 +131,7 @@ def test_a_graph_is_checked_at_each_call(graph):
     """When it is read, its tensors are not there yet: a kernel would have read or written elsewhere."""
     read = from_json(graph)
     with pytest.raises(Refused), torch.no_grad():
-        Runner(read)(make_all(read.inputs))
+        Runner(read)(make_inputs(read.inputs))
     with pytest.raises(Invalid):
         trace(read, Values())
 
@@ -191,7 +191,7 @@ def test_inputs_that_cannot_be_made_are_refused(change, why):
 
 def test_an_empty_input_makes_no_large_triangle():
     graph = from_json(data([([0, 1 << 20, 1 << 20], "float32", ["triangle", 0, 1])], [("aten::relu", x(0))]))
-    assert make_all(graph.inputs)[0].numel() == 0
+    assert make_inputs(graph.inputs)[0].numel() == 0
 
 
 FUNCTIONS = {
@@ -474,8 +474,8 @@ def test_settings_are_bounded(facts):
 
 
 def test_any_number_of_variants_takes_little():
-    table = Claims(Path("claims"), 10**15)
-    assert table.claim(5, 3) == 3
+    table = SeenVariants(Path("claims"), 10**15)
+    assert table.mark_seen(5, 3) == 3
     table.close()
     assert Path("claims").stat().st_size <= 1 << 30
     assert _n_of(10**15 + 7, Shard(2, 3)) == 333333333333300
