@@ -112,6 +112,7 @@ class Signature:
 def signature(finding: VariantFinding) -> Signature:
     """The signature of a finding."""
     raised = finding.explanation if finding.kind in _RAISED else ""
+    # A platform that lacks an operator lacks it in each dtype: one line for all of them.
     dtype = "" if finding.kind in _IN_ANY_DTYPE else _CLASSES.get(finding.dtype, finding.dtype)
     return Signature(finding.kind, finding.op, dtype, finding.cause, raised)
 
@@ -232,6 +233,7 @@ def _story(finding: VariantFinding) -> str:
 
 def _base(op: str) -> str:
     """``aten::mul`` of ``aten::mul_.Tensor``."""
+    # In-place forms and overloads call one kernel.
     return op.partition(".")[0].rstrip("_")
 
 
@@ -242,6 +244,7 @@ def _root_cause(folded: Sequence[_Group], n_targets: int) -> RootCause:
     numbers = set().union(*(g.numbers for g in folded))
     targets: Sequence[int] = sorted(set().union(*(g.targets for g in folded)))
     counted: Counter[str] = sum((g.explanations for g in folded), Counter())
+    # One platform alone cannot tell its own fault from one of the framework.
     everywhere = n_targets > 1 and sum(0 <= t < n_targets for t in targets) == n_targets
     by_itself = -1 in targets or first.key.kind == Kind.REFERENCE
     explained = sorted(filter(None, counted), key=lambda text: (-counted[text], text))

@@ -134,12 +134,14 @@ class _Work:
 
     def ended(self, task: Job) -> None:
         """All of a job was run."""
+        # A crash that does not come back cannot be shown by a script.
         if task.stage == _CATCH:
             self._write(task, self._without(task, "the variant does not end its process any more"))
 
     def lost(self, task: Job, failure: WorkerFailure) -> RemainingTask[Job] | None:
         """The process of a job has ended: on purpose, or its root cause gets no script."""
         if task.stage == _CATCH:
+            # As planned: the call before the end is in its file now, and another process writes the script from it.
             return RemainingTask(dataclasses.replace(task, stage=_END), fresh=True)
         why = f"{failure.kind} while its script was made: {failure.explanation}"
         self._write(task, self._without(task, f"{why}; run the variant again with `shadowrun campaign reproduce`"))
