@@ -71,6 +71,8 @@ class SameDeviceVerdicts:
         """
         plan = call.plan
         actual, expected = (own, replayed) if call.role.on_target else (replayed, own)
+        if self._context.timeline is not None:
+            self._context.timeline.ran(actual, expected)
         comparator = self._context.comparator
         drifted = self._drifted(call, own, replayed, equal=equal)
         # The first calls of a context are looked at for effects on memory, however equal their results.
@@ -356,6 +358,7 @@ class SameDevicePath:
         self._comparator = context.comparator
         self.verdicts = SameDeviceVerdicts(context)
         self.fast = FastPath(context, self.verdicts)
+        self._is_timed = context.timeline is not None
 
     def observe(self, call: Call) -> CallRun:
         """Run a call for the program, again on the other platform, and record the verdict."""
@@ -364,7 +367,9 @@ class SameDevicePath:
         # replay.
         if (self._drift is None or not self._drift.must_follow(call)) and (role.on_target or role.on_ref):
             kind, ran = call.plan.kind, None
-            if kind is _FUNCTIONAL:
+            if self._is_timed:  # the fast path does not note when its runs begin
+                pass
+            elif kind is _FUNCTIONAL:
                 ran = self.fast.functional(call)
             elif kind is _IN_PLACE:
                 ran = self.fast.in_place(call)
@@ -411,7 +416,7 @@ class SameDevicePath:
             inputs = self._copied(call, pristine)
             start = _clock()
             again = with_isolated_warnings(plan.run, (), *inputs) if other.plain else other.call(plan, *inputs)
-            replayed = CallRun(*inputs, again, _clock() - start)
+            replayed = CallRun(*inputs, again, _clock() - start, None, start)
             self.record_several(call, pristine, own, replayed)
         except Exception as error:
             self.verdicts.failed(call, error)
