@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shadowrun.compiled.check import compile_check
     from shadowrun.config import Config
     from shadowrun.errors import (
+        CallFindingError,
         DataFileError,
         FindingsError,
         NestingError,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CallFindingError",
     "Cause",
     "Comparison",
     "Config",
@@ -75,6 +77,7 @@ _LAZY = {
     "Config": "shadowrun.config",
     **dict.fromkeys(
         (
+            "CallFindingError",
             "DataFileError",
             "FindingsError",
             "NestingError",

@@ -103,7 +103,8 @@ def _show(known: LedgerUse, findings: list[Finding]) -> int:
     for finding in findings:
         say(f"no line: {finding.op}, {finding.kind}, {finding.n_calls:,} calls")
     if findings:
-        say(f"{len(findings)} findings have no line: `shadowrun known --update --reason WHY` adds them")
+        n = "1 finding has" if len(findings) == 1 else f"{len(findings)} findings have"
+        say(f"{n} no line: `shadowrun known --update --reason WHY` adds them")
     elif not known.lines:
         say("no findings, and no ledger")
     return int(bool(findings))

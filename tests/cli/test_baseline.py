@@ -198,7 +198,7 @@ def test_a_ledger_is_begun_extended_and_cleaned(recorded, capsys):
     assert main(["known", "data"]) == 1
     said = capsys.readouterr().out
     assert "aten::addmm, mismatch, Sequential.* on sim: matched, 2 calls (ticket 12)" in said
-    assert "1 findings have no line" in said
+    assert "1 finding has no line" in said
     ledger = Path("shadowrun.toml")
     stale = """# of the line below
 [[known]] # x
