@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from shadowrun.compiled.check import compile_check
     from shadowrun.config import Config
     from shadowrun.errors import (
-        CallFindingError,
         DataFileError,
         FindingsError,
         NestingError,
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "CallFindingError",
     "Cause",
     "Comparison",
     "Config",
@@ -77,7 +75,6 @@ _LAZY = {
     "Config": "shadowrun.config",
     **dict.fromkeys(
         (
-            "CallFindingError",
             "DataFileError",
             "FindingsError",
             "NestingError",
