@@ -1,10 +1,12 @@
 """Compiled variants: what is called right was compiled, also after comparisons in the same process."""
 
+import contextlib
 import dataclasses
 
 import pytest
 import torch
 
+from shadowrun.compiled.rounding import filled_memory
 from shadowrun.studies.campaign import compiling
 from shadowrun.studies.campaign.recipe import Recipe
 from shadowrun.studies.campaign.runner import RunnerSettings, VariantRunner
@@ -106,13 +108,15 @@ SMALL = Graph(
         (SMALL, lambda out: (out[0] * 8.0,), "finding"),
     ],
 )
-def test_what_no_kernel_writes_and_what_rounding_decides_is_open(graph, change, status):
+@pytest.mark.parametrize("memory", [filled_memory, contextlib.nullcontext])  # holds NaN, holds anything
+def test_what_no_kernel_writes_and_what_rounding_decides_is_open(graph, change, status, memory):
     def backend(module, _):
         return lambda *inputs: change(module(*inputs))
 
     torch._dynamo.register_backend(backend, name="changed")
     try:
-        found = compiling.check_compiled(Variant(Recipe("0a"), graph, Execution()), "changed", torch.device("cpu"))
+        with memory():
+            found = compiling.check_compiled(Variant(Recipe("0a"), graph, Execution()), "changed", torch.device("cpu"))
     finally:
         torch._dynamo.backends.registry._COMPILER_FNS.pop("changed")
         torch._dynamo.backends.registry._BACKENDS.pop("changed", None)
