@@ -150,6 +150,8 @@ class Comparison(RunHandle, Run):
                 self._api.enter()
             # Last: from here on, calls of this thread are intercepted.
             self._steps.begin(self._mode, began_ns)
+            if self._replayer.timeline is not None:
+                self._replayer.timeline.zero_ns = self._steps.zero_ns
         except BaseException:
             self._mode = None
             self._release()
@@ -458,7 +460,7 @@ def compare(target: Any, ref: Any = "cpu", **options: Unpack[Options]) -> Compar
         ref: Trusted platform.
         **options: The fields of `shadowrun.Config`: on_unsupported, schedule, steps, modules, ops, rtol,
             atol, tolerance, known, settings, file, append, replay, drift, max_records, max_bytes, slow_ratio,
-            call_limit_s, budget, asynchronous, compiled, capture, fail_fast, api, stop_on,
+            call_limit_s, budget, asynchronous, compiled, capture, fail_fast, api, timeline, stop_on,
             on_finding, ranks.
 
     Returns:

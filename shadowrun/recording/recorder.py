@@ -193,6 +193,10 @@ class Recorder:
         """Keep what is known of a compiled region: its backend, its size (-1 if unknown), the first line in it."""
         self.data.add_region(name, backend, n_operators, site)
 
+    def add_moment(self, seq: int, times: tuple[int | None, ...]) -> None:
+        """Record when the parts of a call ran."""
+        self.data.add_moment(seq, times)
+
     def skip(self, name: str, device: str, reason: str) -> None:
         """Count a call that is not compared."""
         self._skipped[name, device, reason] += 1

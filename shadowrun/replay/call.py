@@ -286,6 +286,7 @@ class CallRun:
         out: What it returned.
         ns: How long it took, in nanoseconds.
         fallback: Evidence that it computed on the CPU.
+        began: When, by `time.perf_counter_ns`; 0 where that was not noted.
     """
 
     args: tuple[Any, ...]
@@ -293,6 +294,7 @@ class CallRun:
     out: Any
     ns: int
     fallback: Evidence | None = None
+    began: int = 0
 
     def values(self, plan: OpPlan) -> list[Value]:
         """Fresh returns, then mutated arguments, in the order of `case.flat_results`."""
@@ -328,7 +330,7 @@ def run_own(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call
     start = _clock()
     # `own_call` has the program's line, so that warnings and exceptions point there and not here.
     out = own_call(plan.run, args, kwargs)
-    return CallRun(args, kwargs, out, _clock() - start)
+    return CallRun(args, kwargs, out, _clock() - start, None, start)
 
 
 def _extend(found: list[Value], value: Any) -> None:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from shadowrun.replay.executor import CallRunner
     from shadowrun.replay.memory_effects import Looked
     from shadowrun.replay.postponed import PostponedCalls
+    from shadowrun.replay.timeline import Timeline
     from shadowrun.types import TensorDiff
 
     Judging = Callable[[Case], tuple[Verdict, tuple[TensorDiff, ...]]]
@@ -94,6 +95,7 @@ class Comparator:
         watched: Numbers of the plans that no shortcut may pass by: suspects, and those due for such a look.
         slow_calls: Decides which operators may be called slow.
         bounds: Within what the results of a context pass without the ladder of the judge.
+        timeline: Notes when runs began; None: not asked.
         mismatched: Called with the operator and the accumulated relative error of each mismatch; None for nothing.
     """
 
@@ -128,6 +130,7 @@ class Comparator:
         self.mismatched: Callable[[str, float], None] | None = None
         self._holds = bool(config.stop_on)
         self._held: tuple[tuple[str, ...], list[Value], list[Value]] | None = None
+        self.timeline: Timeline | None = None
 
     @property
     def sampled(self) -> bool:
@@ -193,6 +196,8 @@ class Comparator:
             here: Device that the target's results should lie on, where the program's own run is the target's.
         """
         plan, context = call.plan, call.context
+        if self.timeline is not None:
+            self.timeline.ran(actual, expected)
         actual_ns = actual.ns
         reruns: list[CallRun] = []
         # Another call stood for this one: its layout is the device's own affair, its time includes another graph.
@@ -356,6 +361,8 @@ class Comparator:
     def compare_and_record_random(self, call: Call, pristine: Arguments, drawn: CallRun) -> None:
         """Record a random call whose values were copied to the reference: only their distribution can be checked."""
         plan = call.plan
+        if self.timeline is not None:
+            self.timeline.ran(drawn, None)
         values = self._target.values(plan, drawn)
         why = implausible(plan.func, *pristine, values)
         if why:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shadowrun.replay.comparator import Comparator
     from shadowrun.replay.drift import Drift
     from shadowrun.replay.executor import Executor
+    from shadowrun.replay.timeline import Timeline
     from shadowrun.types import TensorDiff
 
 __all__ = [
@@ -138,6 +139,9 @@ class RunSink(RecordSink, Protocol):
     def record_only(self, context: int) -> None:
         """Record a call that is only recorded."""
 
+    def add_moment(self, seq: int, times: tuple[int | None, ...]) -> None:
+        """Record when the parts of a call ran."""
+
     def collect_from(self, collect: Callable[[Counter[tuple[str, str, str]]], None]) -> None:
         """Before writing, call `collect` to add calls that were counted elsewhere, by operator, device, reason."""
 
@@ -175,6 +179,7 @@ class ReplayContext:
     recorder: RecordSink
     comparator: Comparator
     drift: Drift | None
+    timeline: Timeline | None = None
     _warned: bool = field(default=False)
 
     def may_replay(self, plan: OpPlan) -> bool:

@@ -86,6 +86,7 @@ class Replayer:
         native_handler: The C handler; None without the part in C.
         policy: Decides what is done with each call.
         take_held: See `Comparator.take_held`.
+        timeline: See `Paths.timeline`.
     """
 
     run_distributed: None = None
@@ -102,7 +103,8 @@ class Replayer:
         self._postponed = None if budget is None else PostponedCalls(lambda: budget.postpones, budget.fill_step)
         self._paths = paths = Paths(config, target, ref, recorder, self._postponed)
         self._context, self.take_held = paths.context, paths.context.comparator.take_held
-        self._by_treatment, self._same_device = paths.by_treatment, paths.same_device
+        self._by_treatment, self._same_device = paths.by_treatment, paths.by_treatment[_SAME_DEVICE]
+        self.timeline = paths.timeline
         self._roles = paths.roles
         self._recorder = recorder
         self._budget = budget
@@ -160,8 +162,8 @@ class Replayer:
             return
         if not self._replays:
             self._handler.record()
-        # A budget, and an exception at the very call need each call in Python.
-        elif not (self._budget or config.stop_on) and cpu.shared and (cpu.on_target or cpu.on_ref):
+        # A budget, a timeline, and an exception at the very call need each call in Python.
+        elif not (self._budget or config.stop_on or config.timeline) and cpu.shared and (cpu.on_target or cpu.on_ref):
             replaying = self._context.ref if cpu.on_target else self._context.target
             # The C handler sets no platform settings: a replay under other settings goes through Python.
             if replaying.plain:

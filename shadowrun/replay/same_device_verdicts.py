@@ -37,6 +37,8 @@ class SameDeviceVerdicts:
         """
         plan = call.plan
         actual, expected = (own, replayed) if call.role.on_target else (replayed, own)
+        if self._context.timeline is not None:
+            self._context.timeline.ran(actual, expected)
         comparator = self._context.comparator
         drifted = self._drifted(call, own, replayed, equal=equal)
         # The first calls of a context are looked at for effects on memory, however equal their results.

@@ -215,7 +215,7 @@ class TwoSettingsPath:
         fallback = own.fallback
         if call.role.on_target and fallback is None:
             fallback = result_on_other_device(plan, own.out, call.role.device)
-        return CallRun(tuple(args), kwargs, out, own.ns, fallback)
+        return CallRun(tuple(args), kwargs, out, own.ns, fallback, own.began)
 
     def _leave_flag(self, call: Call, pristine: Arguments, actual: CallRun, expected: CallRun, random: bool) -> None:
         actual_values, expected_values = actual.values(call.plan), expected.values(call.plan)

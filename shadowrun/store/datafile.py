@@ -219,6 +219,10 @@ class DataFile:
         """Record that a file of the folder `tensors` was deleted."""
         self._waiting["capture gone"].append((file,))
 
+    def add_moment(self, seq: int, times: tuple[int | None, ...]) -> None:
+        """Record when the parts of call `seq` ran: the columns of ``moment``."""
+        self._waiting["moment"].append((seq, *times))
+
     def add_api(self, context: int, name: str) -> None:
         """Record what the program called to make the calls of a context: ``F.linear``, ``nn.GRU``."""
         self._pending.api(context, name)

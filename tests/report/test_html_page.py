@@ -236,6 +236,17 @@ def test_two_sections_of_one_title_have_two_ids():
     assert 'href="#same-2"' in text
 
 
+@IN_A_BROWSER
+def test_a_section_called_findings_has_no_filter_of_findings(browser, tmp_path):
+    """As the difference of two runs has: its script ended at the section, and with it links, copies and helps."""
+    rows = tuple((f"row {n}",) for n in range(30))
+    path = tmp_path / "diff.html"
+    path.write_text(render(document(Section("Findings", (Table((Column("a"),), rows, noun="rows"),))), "html"), "utf-8")
+    browser.open(path, "#findings")
+    assert browser.console() == []
+    assert browser.run("return document.querySelectorAll('.tools .search').length") == 1
+
+
 @pytest.mark.parametrize("kind", ["txt", "md"])
 def test_other_formats_make_no_pictures(sample, kind):
     run = Run(sample.build())
