@@ -15,9 +15,9 @@ from shadowrun.types import Cause, Phase, Status
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from shadowrun.store.combined_runs import SourceRun
     from shadowrun.store.datafile import DataFile
     from shadowrun.store.groups import Calls, Times
-    from shadowrun.store.sources import SourceRun
 
 __all__ = ["CallGroups", "Context", "Medians", "Outcome", "Row", "SeriesReader", "Skipped", "Step", "read_contexts"]
 

@@ -17,9 +17,9 @@ from shadowrun.store import connect
 from shadowrun.store.call_pages import last_of
 from shadowrun.store.captured_inputs import clear, folder_of, temporary_folder
 from shadowrun.store.codec import decode_info, encode_info
+from shadowrun.store.combined_runs import SourceRun, block_of, read_sources
 from shadowrun.store.pending import INTERNED, MAX_FIRST_NUMBER, PendingRows
 from shadowrun.store.retention import RetentionLimit
-from shadowrun.store.sources import SourceRun, block_of, read_sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -225,6 +225,10 @@ class DataFile:
     def drop_capture(self, file: str) -> None:
         """Record that a file of the folder `tensors` was deleted."""
         self._waiting["capture gone"].append((file,))
+
+    def add_moment(self, seq: int, times: tuple[int | None, ...]) -> None:
+        """Record when the parts of call `seq` ran: the columns of ``moment``."""
+        self._waiting["moment"].append((seq, *times))
 
     def add_api(self, context: int, name: str) -> None:
         """Record what the program called to make the calls of a context: ``F.linear``, ``nn.GRU``."""

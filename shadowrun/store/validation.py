@@ -369,6 +369,11 @@ COLUMNS: Columns = {
     },
     "capture": {"file": TEXT, "bytes": COUNT},
     "api": {"name": TEXT},
+    "moment": {
+        "seq": _NUMBERED,
+        **dict.fromkeys(("began_ns", "ended_ns"), COUNT),
+        **dict.fromkeys(("target_at_ns", "ref_at_ns", "judge_at_ns", "judged_ns"), optional(COUNT)),
+    },
     "region": {"backend": TEXT, "n_operators": SIGNED, "site": TEXT},
     "skipped": {"device": TEXT, "reason": TEXT, "n": COUNT},
     "folded": {
@@ -417,7 +422,7 @@ def check_sources(connection: sqlite3.Connection) -> None:
         if source != number or first != number * block or block <= 0:
             raise ValueError("the numbers of its runs are not in order")
     end = len(sources) * block
-    for table, column in (("call", "seq"), ("folded", "first_seq"), ("folded", "worst_seq")):
+    for table, column in (("call", "seq"), ("moment", "seq"), ("folded", "first_seq"), ("folded", "worst_seq")):
         (greatest,) = connection.execute(f"select max({column}) from {table}").fetchone()  # noqa: S608 - names from above
         if greatest is not None and greatest >= end:
             raise ValueError(f"a call of {table} belongs to no run")
