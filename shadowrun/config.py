@@ -169,7 +169,7 @@ class Config:
         return int(wanted) if not isinstance(wanted, bool) else _CAPTURED_BYTES if wanted else 0
 
     @classmethod
-    def make(cls, **keywords: Unpack[Options]) -> Config:
+    def from_options(cls, **keywords: Unpack[Options]) -> Config:
         """Build a config from keyword arguments, converting plain values.
 
         Raises:

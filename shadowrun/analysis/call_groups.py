@@ -15,8 +15,8 @@ from shadowrun.types import Cause, Phase, Status
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from shadowrun.store.combined_runs import SourceRun
     from shadowrun.store.datafile import DataFile
-    from shadowrun.store.sources import SourceRun
 
 __all__ = ["CallGroups", "Context", "Medians", "Outcome", "Row", "SeriesReader", "Skipped", "Step", "read_contexts"]
 

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from shadowrun.analysis.call_groups import CallGroups
 from shadowrun.analysis.drift_effects import DriftTrace
 from shadowrun.store.codec import decode_float
 from shadowrun.store.groups import PIECE
@@ -17,14 +18,25 @@ from shadowrun.store.records import REGION
 from shadowrun.types import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from shadowrun.analysis.call_groups import CallGroups, Context, Step
+    from shadowrun.analysis.call_groups import Context, Step
     from shadowrun.analysis.drift_effects import Effects
     from shadowrun.store.datafile import DataFile
     from shadowrun.types import OpRecord, Phase
 
-__all__ = ["FAILING", "Charts", "ChartsReader", "GraphPoint", "HeatCell", "HeatMap", "Module", "StepGraph", "StepTimes"]
+__all__ = [
+    "FAILING",
+    "CallReader",
+    "Charts",
+    "ChartsReader",
+    "GraphPoint",
+    "HeatCell",
+    "HeatMap",
+    "Module",
+    "StepGraph",
+    "StepTimes",
+]
 
 MAX_POINTS = 400
 MAX_STEP_CALLS = 40_000
@@ -192,6 +204,7 @@ class ChartsReader:
         self._high = high
         self._first = first.call.seq if first is not None else -1
         self._step = first.call.step if first is not None else low
+        # In a combined file each run has a block of call numbers: the step of one rank is meant, not of all.
         self._source = self._first // data.block if first is not None else 0
         self._of_step: list[tuple[int, int, int, float]] = []
         self._n_of_step = 0
@@ -225,6 +238,7 @@ class ChartsReader:
         self.n_calls += len(rows)
         failing, regions, block = self._failing, self._regions, self._data.block
         for seq, step, context, outcome, ref_us, target_us, drift_abs, drift_rel in rows:
+            # A whole compiled graph has no place among single operators.
             if context in regions:
                 continue
             column = self._column(step)
@@ -236,6 +250,7 @@ class ChartsReader:
                 drift = decode_float(drift_abs or 0.0), decode_float(drift_rel)
                 self._drift[key] = _greater(self._drift.get(key, 0.0), drift[1])
                 called = self.contexts[context]
+                # The gradient of the loss with respect to itself: the backward pass begins there.
                 is_root = called.op == "aten::ones_like"
                 place = seq // block, step
                 self.drift_trace.add(place, called.phase, seq, (context, outcome), drift, is_root=is_root)
@@ -286,6 +301,7 @@ class ChartsReader:
                     self._isolated[seq] = error
                 if self._statuses[outcome] is Status.MISMATCH:
                     # Distances beyond 64 bits are floats in a file.
+                    # A histogram by powers of two: its size does not depend on the number of calls.
                     self.ulp[context, outcome][math.frexp(max_ulp)[1] if 0 < max_ulp < math.inf else 0] += 1
                     value = -1.0 if excess is None else decode_float(excess)
                     if 0 <= value < math.inf:
@@ -358,6 +374,38 @@ class ChartsReader:
             )
             for column, of in sorted(found.items())
         )
+
+
+class CallReader:
+    """Reads the calls of a data file, which takes most of the time of a report, once until the file changes.
+
+    Args:
+        data: The file.
+
+    Attributes:
+        table: The calls, grouped, once they were read.
+        charts: The series for pictures, if they were asked for.
+    """
+
+    def __init__(self, data: DataFile) -> None:
+        self._data = data
+        self._version: tuple[int, int] | None = None
+        self.table: CallGroups | None = None
+        self.charts: Charts | None = None
+
+    def read(self, first_divergence: Callable[[], OpRecord | None] | None = None) -> CallGroups:
+        """Read the calls if the file has changed since.
+
+        Args:
+            first_divergence: Finds the first call that mismatched; given where the series for pictures are wanted,
+                which are read in the same pass.
+        """
+        version = self._data.version
+        if self.table is None or self._version != version or (first_divergence is not None and self.charts is None):
+            reader = None if first_divergence is None else ChartsReader(self._data, first_divergence())
+            self._version, self.table = version, CallGroups.read(self._data, reader)
+            self.charts = None if reader is None else reader.charts(self.table)
+        return self.table
 
 
 def _greater(a: float, b: float) -> float:

@@ -117,6 +117,8 @@ typedef struct {
 int sr_read_forms(PyObject *actual, PyObject *expected, SrFigures *found);
 /* Then: the pass over memory. Releases the GIL if there is much of it. */
 void sr_measure(SrFigures *found);
+/* Of what was measured, a row of the table of differences: `encode_diff` of store/codec.py. NULL with an exception. */
+PyObject *sr_diff_row(long long seq, Py_ssize_t position, PyObject *tensor, const SrFigures *d);
 /* Strides of two contiguous tensors of one shape: a tuple, None if they differ, NULL with an exception. */
 PyObject *sr_common_strides(PyObject *actual, PyObject *expected, const SrTensor *t);
 

@@ -220,7 +220,7 @@ class AsyncPath:
         except Exception:  # no plain memory, or too much of it: the other path records why
             pristine = None
         finally:
-            self._snapshots.mark(copies)
+            self._snapshots.mark_ordered(copies)
         if pristine is None:
             return self._cross_device.observe(call)
         try:
@@ -281,7 +281,7 @@ class AsyncPath:
                 try:
                     actual = with_isolated_warnings(self._copy_results, (), (plan, ran, copies, pristine))
                 finally:
-                    self._snapshots.mark(copies)
+                    self._snapshots.mark_ordered(copies)
                 # `_copy_results` makes a new `CallRun` without the evidence, which the detector found on this thread.
                 actual.fallback = ran.fallback
                 self._pipeline.submit(self._pending(call, copies, pristine, actual, expected))
@@ -304,7 +304,7 @@ class AsyncPath:
                     self._target.platform.synchronize()
                 actual = with_isolated_warnings(self._copy_results, (), (plan, own, copies, pristine))
             finally:
-                self._snapshots.mark(copies)
+                self._snapshots.mark_ordered(copies)
             actual.fallback = fallback
             self._pipeline.submit(self._pending(call, copies, pristine, actual))
         except OverBudget:
@@ -407,7 +407,7 @@ class AsyncPath:
             return self._ref.run(for_reference(plan), args, kwargs)
         except Exception as error:
             verdict = refused(plan, *pending.pristine, error)
-            captured = self.recorder.keep(plan, verdict, pending.pristine)
+            captured = self.recorder.keep_inputs(plan, verdict, pending.pristine)
             self.recorder.verdict(call.context, verdict, captured=captured)
             return None
 

@@ -237,7 +237,7 @@ class Roles:
         """Whether the program was seen on a device that only the target has, and that may lack what it calls."""
         return any(role.on_target and not role.shared for role in self._by_device.values())
 
-    def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Role:
+    def role_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Role:
         """The role of the device on which a call runs."""
         # Where both platforms are the CPU, this is nearly every call: no device object is made.
         if self.all_cpu and args and type(args[0]) in _PLAIN and args[0].is_cpu:

@@ -99,19 +99,19 @@ class RecordSink(Protocol):
             missing_kernel: Which the target lacked.
             times: The reference's and the target's, in microseconds.
             drift: Accumulated error.
-            captured: What `keep` returned.
+            captured: What `keep_inputs` returned.
             at: What `reserve` returned, for a call that was judged later; None for the next number.
         """
 
     def reserve(self) -> tuple[int, int]:
         """Reserve a number and the step of a call whose verdict comes later."""
 
-    def keep(
+    def keep_inputs(
         self, plan: OpPlan, verdict: Verdict, inputs: Any, written: Sequence[torch.Tensor] = (), severity: float = 0.0
     ) -> InputsFile | None:
         """Keep the inputs of a failing call for `verdict` to record; None where they are not kept."""
 
-    def room(self, plan: OpPlan, verdict: Verdict) -> int | None:
+    def bytes_for_inputs(self, plan: OpPlan, verdict: Verdict) -> int | None:
         """Bytes that the inputs of a failing call may take; None where they are not wanted."""
 
     def skip(self, name: str, device: str, reason: str) -> None:

@@ -122,7 +122,7 @@ class Paths:
         if self._asynchronous is not None:
             self._asynchronous.forget(args, kwargs)
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Have all calls recorded that wait to be compared."""
         if self._pipeline is not None:
             self._pipeline.drain()

@@ -17,8 +17,7 @@ from shadowrun.intercept.torchapi import with_isolated_warnings
 from shadowrun.intercept.user_call import own_call
 from shadowrun.replay.call import OVER_BUDGET, Call, CallRun, Treatment, TreatmentPolicy
 from shadowrun.replay.executor import WarningFilter
-from shadowrun.replay.native_handler import NativeHandler
-from shadowrun.replay.pass_through import PassThrough
+from shadowrun.replay.native_handler import NativeHandler, PassThrough
 from shadowrun.replay.paths import Paths
 from shadowrun.replay.postponed import PostponedCalls
 
@@ -297,7 +296,7 @@ class Replayer:
 
         Entered in any case, even where a call takes too long. An interrupt in a comparison is raised at the end.
         """
-        return CallLock(self, self._paths.settle)
+        return CallLock(self, self._paths.drain)
 
     # -- calls ---------------------------------------------------------------------------------------
 
@@ -360,7 +359,7 @@ class Replayer:
 
     def _observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str = "") -> Any:
         entered = _clock()
-        call = Call(plan, args, kwargs, self._roles.of(args, kwargs), NOWHERE, reason)
+        call = Call(plan, args, kwargs, self._roles.role_of(args, kwargs), NOWHERE, reason)
         treatment = self.policy.treatment(call)
         if treatment is _RUN:
             return own_call(plan.run, args, kwargs)
@@ -393,7 +392,7 @@ class Replayer:
         entered = _clock()
         call = None
         try:
-            call = Call(plan, args, kwargs, self._roles.of(args, kwargs))
+            call = Call(plan, args, kwargs, self._roles.role_of(args, kwargs))
             treatment = self.policy.treatment(call)
             if treatment is _COUNT:
                 self._recorder.skip(plan.name, call.role.device_name, call.reason)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from shadowrun.store.sources import SourceRun
+    from shadowrun.store.combined_runs import SourceRun
 
 __all__ = ["Part", "RunCopier"]
 

@@ -16,9 +16,9 @@ from shadowrun.errors import DataFileError
 from shadowrun.store import connect
 from shadowrun.store.captured_inputs import clear, folder_of, temporary_folder
 from shadowrun.store.codec import decode_info, encode_info
+from shadowrun.store.combined_runs import SourceRun, block_of, read_sources
 from shadowrun.store.pending import INTERNED, MAX_FIRST_NUMBER, PendingRows
 from shadowrun.store.retention import RetentionLimit
-from shadowrun.store.sources import SourceRun, block_of, read_sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

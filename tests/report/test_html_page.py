@@ -12,7 +12,6 @@ import pytest
 
 import shadowrun
 from shadowrun import report
-from shadowrun.report.blocks import naming
 from shadowrun.report.document import (
     Column,
     Document,
@@ -27,6 +26,7 @@ from shadowrun.report.document import (
     Table,
     render,
 )  # fmt: skip
+from shadowrun.report.document_blocks import naming
 from shadowrun.report.help_texts import HELP
 from shadowrun.report.html import MAX_BYTES
 from shadowrun.run import Run

@@ -21,8 +21,8 @@ import pytest
 
 from shadowrun import report
 from shadowrun.errors import UsageError
-from shadowrun.report.descriptions import overhead, percent
 from shadowrun.report.document import Document, Fact, Facts, Records, render
+from shadowrun.report.formatting import overhead, percent
 from shadowrun.report.run_report import run_document
 from shadowrun.report.terminal import render_terminal
 from shadowrun.run import Run

@@ -9,11 +9,11 @@ import numpy as np
 
 from shadowrun.studies.diff.align import align, matches
 from shadowrun.studies.diff.compare import Outcome, compare
+from shadowrun.studies.diff.decode_rows import compare_rows
 from shadowrun.studies.diff.divergence import follow
-from shadowrun.studies.diff.names import NameMap
+from shadowrun.studies.diff.name_map import NameMap
 from shadowrun.studies.diff.provenance import compare_provenance
 from shadowrun.studies.diff.rounding import Rounding, judge_rounding
-from shadowrun.studies.diff.rows import compare_rows
 from shadowrun.studies.diff.step_outputs import output_distances
 from shadowrun.studies.diff.values import Values
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from shadowrun.recording.model import Recording
     from shadowrun.studies.diff.compare import Difference
+    from shadowrun.studies.diff.decode_rows import RowsFound
     from shadowrun.studies.diff.divergence import Flow
     from shadowrun.studies.diff.provenance import Provenance
     from shadowrun.studies.diff.rounding import Judgement
-    from shadowrun.studies.diff.rows import RowsFound
     from shadowrun.studies.diff.step_outputs import OutputDistance
 
 __all__ = ["FAIL_ON", "RecordingDiff", "diff_recordings"]

@@ -9,7 +9,7 @@ import pytest
 
 from shadowrun.cli.main import main
 from shadowrun.recording.recording_file import read
-from shadowrun.studies.diff.names import NameMap, RowRule
+from shadowrun.studies.diff.name_map import NameMap, RowRule
 from shadowrun.studies.diff.recordings import diff_recordings
 from tests import forked
 from tests.studies.diff.kit import Tape
