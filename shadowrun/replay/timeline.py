@@ -151,8 +151,8 @@ class TimedSink:
         self._reserve = sink.reserve
         self._timeline = timeline
         self.context = sink.context
-        self.keep = sink.keep
-        self.room = sink.room
+        self.keep_inputs = sink.keep_inputs
+        self.bytes_for_inputs = sink.bytes_for_inputs
         self.skip = sink.skip
         self.flush = sink.flush
 
