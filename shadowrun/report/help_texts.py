@@ -65,7 +65,7 @@ HELP = {
     "target": "The platform under test. As a column: median time of a call on it, launch included; no benchmark.",
     "reference": "The platform that the target is compared with.",
     "overhead": "How much longer the program took because shadowrun ran each call twice.",
-    "supported": "Share of the calls that the target ran itself.",
+    "supported": "Calls that the target ran itself, or their share.",
     "first call": "The number of the first call of the run that has this finding.",
     # Causes
     "why": "The cause of the difference, and in parentheses the explanation that fits the values; then the evidence.",
@@ -78,9 +78,9 @@ HELP = {
     "reason": "Why the calls were skipped or excused.",
     "until": "The day on which the known issue expires, and fails the run again.",
     # Sweeps and support
-    "full": "Operators all of whose cases pass.",
-    "partial": "Operators some of whose cases pass.",
-    "none": "Operators none of whose cases pass.",
+    "full": "Operators all of whose cases pass; functions all of whose calls the target ran itself.",
+    "partial": "Operators some of whose cases pass; functions some of whose calls the target ran itself.",
+    "none": "Operators none of whose cases pass; functions none of whose calls the target ran itself.",
     "untested": "Operators that have no case that can be tested here.",
     "full, %": "Operators all of whose cases pass, as a share of those that were tested.",
     "cases": "Sample inputs of an operator, each run on both platforms.",

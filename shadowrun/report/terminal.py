@@ -191,7 +191,7 @@ class _Page:
         self.console.print(grid)
         for fact in facts:
             if fact.command:
-                line = Text.assemble((f"  {fact.label:{LABEL - 1}}", "dim"), (fact.text, "cyan"))
+                line = Text.assemble((f"  {fact.label:{label - 1}}", "dim"), (fact.text, "cyan"))
                 self.console.print(line, soft_wrap=True)
 
     def _entry(self, entry: Entry) -> None:
