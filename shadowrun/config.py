@@ -69,6 +69,7 @@ class Options(TypedDict, total=False):
     on_finding: Callable[[Any], object] | None
     ranks: int | Iterable[int] | None
     api: bool
+    timeline: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,8 @@ class Config:
             None is 64 MiB if there is a `file`.
         api: Also record which function or module of torch the program called to make each operator call, such as
             ``F.linear`` or ``nn.GRU``; `Run.api_coverage` and ``shadowrun coverage --api`` count by them.
+        timeline: Also record when the parts of each call ran, for the lanes of a trace (`Run.write_trace`): of the
+            first 200,000 calls. Calls are then observed in Python, which takes longer.
         fail_fast: Kinds of findings at the first of which the program is ended, at its next operator call, as by
             `sys.exit`; True for those that fail a run by default. ``"new"`` is one that `Run.baseline` does not have.
         stop_on: Kinds of findings (``"mismatch"``) at the first of which `CallFindingError` is raised into the program,
@@ -156,6 +159,7 @@ class Config:
     on_finding: Callable[[Any], object] | None = None
     ranks: frozenset[int] | None = None
     api: bool = False
+    timeline: bool = False
 
     @property
     def captured_bytes(self) -> int:
@@ -165,7 +169,7 @@ class Config:
         return int(wanted) if not isinstance(wanted, bool) else _CAPTURED_BYTES if wanted else 0
 
     @classmethod
-    def make(cls, **keywords: Unpack[Options]) -> Config:
+    def from_options(cls, **keywords: Unpack[Options]) -> Config:
         """Build a config from keyword arguments, converting plain values.
 
         Raises:
@@ -263,8 +267,16 @@ class Config:
             raise UsageError(
                 f"on_finding={self.on_finding!r} is not callable: give a function of one Finding.", slug="bad-option"
             )
-        if not self.replay and (self.drift or self.budget is not None or self.compiled):
-            other = "drift=True" if self.drift else "compiled=True" if self.compiled else "budget="
+        if not self.replay and (self.drift or self.budget is not None or self.compiled or self.timeline):
+            other = (
+                "drift=True"
+                if self.drift
+                else "compiled=True"
+                if self.compiled
+                else "timeline=True"
+                if self.timeline
+                else "budget="
+            )
             raise UsageError(
                 f"replay=False compares nothing, and {other} needs a comparison: use only one of them.",
                 slug="bad-option",

@@ -102,6 +102,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if not reason.strip():
         raise pytest.UsageError("--known-classes-update: say why the new results are right; the file keeps the reason.")
+    # Each process would write its own classes over those of the others.
     if os.environ.get("PYTEST_XDIST_WORKER") or getattr(config.option, "numprocesses", None):
         raise pytest.UsageError("--known-classes-update writes one file from all tests: run it without -n.")
     config.stash[_written] = {}
@@ -139,6 +140,7 @@ def compared_tests(reporter: Any) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for report in (report for group in reporter.stats.values() for report in group):
         compared = getattr(report, "shadowrun", None)
+        # Set-up, call and teardown have a report each; the last one counts all.
         if compared is not None and compared["n_calls"] >= found.get(report.nodeid, compared)["n_calls"]:
             found[report.nodeid] = compared
     return found

@@ -10,7 +10,7 @@ import torch
 
 import shadowrun
 from shadowrun.intercept import attribution, call_sites
-from shadowrun.judge import bias_over_calls, known_roundings, remembered
+from shadowrun.judge import bias_over_calls, known_roundings, remembered_bounds
 from shadowrun.recording import recorder
 from shadowrun.replay import memory_effects, native_handler, same_device
 from shadowrun.store import pending
@@ -20,7 +20,7 @@ BOUND, N_SHAPES, FURTHER = 120, 500, 150
 BOUNDS = (
     (recorder, "_MAX_CONTEXTS"),
     (memory_effects, "_MAX_SIGNATURES"),
-    (remembered, "MAX_CONTEXTS"),
+    (remembered_bounds, "MAX_CONTEXTS"),
     (known_roundings, "MAX_CONTEXTS"),
     (bias_over_calls, "MAX_KINDS"),
     (pending, "MAX_REMEMBERED"),

@@ -90,7 +90,7 @@ def test_every_error_carries_its_slug():
 )
 def test_options(options, sentence, slug):
     with pytest.raises(UsageError) as caught:
-        Config.make(**options)
+        Config.from_options(**options)
     assert sentence in str(caught.value)
     assert caught.value.slug == slug
 

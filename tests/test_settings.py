@@ -25,7 +25,7 @@ def write(path, text):
 
 
 def rules_on(platform, **options):
-    look_up = Config.make(**options).tolerance_on(platform)
+    look_up = Config.from_options(**options).tolerance_on(platform)
     return look_up or (lambda _op, _dtype: None)
 
 
@@ -39,12 +39,12 @@ def test_the_nearest_of_each_file_is_read_and_shadowrun_toml_decides(folder):
     assert rules_on("npu")("aten::mm", "f32") == (2, 2)
     assert rules_on("npu", settings=folder / "shadowrun.toml")("aten::mm", "f32") == (3, 3)
     assert rules_on("npu", settings=False)("aten::mm", "f32") is None
-    assert [p.name for p in Config.make().settings] == ["pyproject.toml", "shadowrun.toml"]
+    assert [p.name for p in Config.from_options().settings] == ["pyproject.toml", "shadowrun.toml"]
 
 
 def test_without_files_there_is_nothing(folder):
     assert read_settings(start=folder / "deep") == settings.Settings()
-    assert Config.make().tolerance_on("npu") is None
+    assert Config.from_options().tolerance_on("npu") is None
 
 
 def test_the_last_rule_that_fits_decides(folder):
@@ -100,8 +100,8 @@ def test_a_line_of_the_ledger(folder):
     assert (first.origin, first.kind, first.module, first.expires) == ("vendor.toml:1", "", "*", None)
     assert (second.origin, second.kind, second.module) == ("vendor.toml:6", "slow", "g")
     assert second.expires == dt.date(2027, 1, 31)
-    assert Config.make(known=path).known == (first, second)
-    assert Config.make(known=False).known == ()
+    assert Config.from_options(known=path).known == (first, second)
+    assert Config.from_options(known=False).known == ()
     inline = write(folder / "pyproject.toml", '[tool.shadowrun]\nknown=[{operator="a",platform="b",reason="c"}]\n')
     assert [line.origin for line in read_settings(inline).known] == ["pyproject.toml, known 1"]
 
@@ -138,34 +138,34 @@ KNOWN = '[[known]]\noperator = "a"\nplatform = "b"\nreason = "c"\n'
 def test_what_has_no_meaning_is_refused(folder, text, sentence):
     path = write(folder / "shadowrun.toml", text)
     with pytest.raises(UsageError) as caught:
-        Config.make()
+        Config.from_options()
     assert sentence in str(caught.value)
     assert str(path) in str(caught.value)
     assert caught.value.slug == "bad-settings"
-    Config.make(settings=False)
+    Config.from_options(settings=False)
 
 
 def test_files_that_cannot_be_read(folder):
     for option in ("settings", "known"):
         with pytest.raises(UsageError, match=r"settings 'nothing\.toml' cannot be read \(No such file") as caught:
-            Config.make(**{option: "nothing.toml"})
+            Config.from_options(**{option: "nothing.toml"})
         assert caught.value.slug == "settings-missing"
         with pytest.raises(UsageError, match="use a file, None or False"):
-            Config.make(**{option: True})
+            Config.from_options(**{option: True})
     write(folder / "shadowrun.toml", "").write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="is not TOML"):
-        Config.make()
+        Config.from_options()
 
 
 def test_tolerances_in_the_program_are_checked_as_well():
     with pytest.raises(UsageError, match=r"compare\(\), tolerance of 'mm': 'atol' is missing"):
-        Config.make(tolerance={"mm": {"rtol": 1.0}})
+        Config.from_options(tolerance={"mm": {"rtol": 1.0}})
 
 
 def test_the_run_has_its_tolerances_but_no_path(folder):
     write(folder / "shadowrun.toml", '[tolerance]\n"mm" = {rtol = 1e-3, atol = 0}\n' + KNOWN)
-    printed = Config.make().printable()
+    printed = Config.from_options().printable()
     assert printed["tolerance"] == ["mm * on *: rtol 0.001, atol 0 (shadowrun.toml)"]
     assert printed["settings"] == ["shadowrun.toml"]
     assert "known" not in printed
-    assert Config.make(settings=False).printable()["tolerance"] is None
+    assert Config.from_options(settings=False).printable()["tolerance"] is None

@@ -1,7 +1,6 @@
 """Analyses of a data file: findings, operator summaries, coverage, compiled regions, the gate."""
 
 from shadowrun.analysis.advice import for_authors
-from shadowrun.analysis.api_coverage import ApiCoverage, FunctionCoverage, api_coverage
 from shadowrun.analysis.call_groups import CallGroups, Skipped, Step, read_contexts
 from shadowrun.analysis.changes import (
     Baseline,
@@ -13,8 +12,16 @@ from shadowrun.analysis.changes import (
     changes,
     signatures,
 )
-from shadowrun.analysis.charts import Charts, ChartsReader
-from shadowrun.analysis.coverage import Coverage, MissingKernel, OperatorCoverage, operator_coverage
+from shadowrun.analysis.charts import CallReader, Charts
+from shadowrun.analysis.coverage import (
+    ApiCoverage,
+    Coverage,
+    FunctionCoverage,
+    MissingKernel,
+    OperatorCoverage,
+    api_coverage,
+    operator_coverage,
+)
 from shadowrun.analysis.findings import (
     KINDS,
     Finding,
@@ -38,9 +45,9 @@ __all__ = [
     "ApiCoverage",
     "Baseline",
     "CallGroups",
+    "CallReader",
     "Change",
     "Charts",
-    "ChartsReader",
     "Coverage",
     "DriftStep",
     "Finding",

@@ -13,10 +13,11 @@ from shadowrun.store.groups import Group, read_groups
 from shadowrun.types import Cause, Phase, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
+    from shadowrun.store.combined_runs import SourceRun
     from shadowrun.store.datafile import DataFile
-    from shadowrun.store.sources import SourceRun
+    from shadowrun.store.groups import Calls, Times
 
 __all__ = ["CallGroups", "Context", "Medians", "Outcome", "Row", "SeriesReader", "Skipped", "Step", "read_contexts"]
 
@@ -38,8 +39,8 @@ class Medians:
         self._random = random.Random(0)  # noqa: S311 - no cryptography
         self._times: dict[str, tuple[_Times, _Times]] = {}
 
-    def observe(self, context: int, refs: list[float], targets: list[float]) -> None:
-        """Add times of calls of a context, on reference and target."""
+    def observe(self, context: int, refs: Times, targets: Times) -> None:
+        """Add times of calls of a context in nanoseconds, on reference and target."""
         op = self._ops[context]
         times = self._times.get(op)
         if times is None:
@@ -49,7 +50,7 @@ class Medians:
 
     def by_op(self) -> dict[str, tuple[float, float]]:
         """Operator to its median time in microseconds on reference and target; -1 if not timed."""
-        medians = {op: (ref.median(), target.median()) for op, (ref, target) in sorted(self._times.items())}
+        medians = {op: (ref.median_us(), target.median_us()) for op, (ref, target) in sorted(self._times.items())}
         return {op: pair for op, pair in medians.items() if pair != (-1.0, -1.0)}
 
 
@@ -63,19 +64,25 @@ class _Times:
         self._one_of = 1
         self._random = source
 
-    def add(self, times: list[float]) -> None:
+    def add(self, times: Times) -> None:
         self._kept.extend(self._one_in(self._one_of, times) if self._one_of > 1 else times)
         while len(self._kept) > MAX_TIMES:
             self._kept = array("d", self._one_in(2, self._kept))
             # Half of the sample goes when it is full, so memory is bounded and every call had the same chance.
             self._one_of *= 2
 
-    def median(self) -> float:
-        return statistics.median(self._kept) if self._kept else -1.0
+    def median_us(self) -> float:
+        return statistics.median(self._kept) / 1e3 if self._kept else -1.0
 
-    def _one_in(self, n: int, times: Iterable[float]) -> list[float]:
+    def _one_in(self, n: int, times: Times | array[float]) -> Times:
         # A random start: with few times per call of `add`, a fixed one would always keep or always drop them.
-        return sorted(times)[self._random.randrange(n) :: n]
+        start = self._random.randrange(n)
+        if len(times) <= start:
+            return []
+        # An array sorts itself, without an object for each number.
+        kept = times.copy() if hasattr(times, "copy") else list(times)
+        kept.sort()
+        return kept[start::n]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +148,7 @@ class SeriesReader(Protocol):
     def begin(self, contexts: Mapping[int, Context], statuses: Mapping[int, Status]) -> None:
         """All contexts, and the status of each outcome, by their numbers."""
 
-    def add(self, rows: list[tuple[Any, ...]]) -> None:
+    def add(self, rows: list[tuple[Any, ...]] | Calls) -> None:
         """Calls in their order; the columns are those of `shadowrun.store.groups.scan`."""
 
 

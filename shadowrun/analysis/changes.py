@@ -170,6 +170,7 @@ def signatures(
     totals: Counter[tuple[str, str, str]] = Counter()
     for row in table.rows:
         context, outcome = row.context, row.outcome
+        # All calls, those that match too: a share does not change with the length of a run.
         totals[context.op, context.module, str(context.phase)] += row.group.n
         kind = KIND_OF.get(outcome.status)
         if kind is not None and not outcome.is_own_failure:
@@ -208,6 +209,7 @@ def changes(
 def _change(signature: Signature, before: FindingInRun | None, after: FindingInRun | None) -> FindingChange:
     if before is None or after is None:
         return FindingChange(signature, Change.NEW if before is None else Change.GONE, before, after)
+    # The error alone would hide that rounding has become NaN.
     ranks, errors = zip(*(divmod(seen.severity, _RANK) for seen in (before, after)), strict=True)
     is_worse = ranks[1] > ranks[0] or (ranks[1] == ranks[0] and errors[1] > WORSE * errors[0])
     # A fault that spreads to twice as many calls is worse, even if no error grew.

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from shadowrun.analysis.call_groups import CallGroups
 from shadowrun.analysis.drift_effects import DriftTrace
 from shadowrun.store.codec import decode_float
 from shadowrun.store.groups import PIECE
@@ -17,14 +18,26 @@ from shadowrun.store.records import REGION
 from shadowrun.types import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from shadowrun.analysis.call_groups import CallGroups, Context, Step
+    from shadowrun.analysis.call_groups import Context, Step
     from shadowrun.analysis.drift_effects import Effects
     from shadowrun.store.datafile import DataFile
+    from shadowrun.store.groups import Calls
     from shadowrun.types import OpRecord, Phase
 
-__all__ = ["FAILING", "Charts", "ChartsReader", "GraphPoint", "HeatCell", "HeatMap", "Module", "StepGraph", "StepTimes"]
+__all__ = [
+    "FAILING",
+    "CallReader",
+    "Charts",
+    "ChartsReader",
+    "GraphPoint",
+    "HeatCell",
+    "HeatMap",
+    "Module",
+    "StepGraph",
+    "StepTimes",
+]
 
 MAX_POINTS = 400
 MAX_STEP_CALLS = 40_000
@@ -192,6 +205,7 @@ class ChartsReader:
         self._high = high
         self._first = first.call.seq if first is not None else -1
         self._step = first.call.step if first is not None else low
+        # In a combined file each run has a block of call numbers: the step of one rank is meant, not of all.
         self._source = self._first // data.block if first is not None else 0
         self._of_step: list[tuple[int, int, int, float]] = []
         self._n_of_step = 0
@@ -216,32 +230,65 @@ class ChartsReader:
         self._regions = {n for n, context in contexts.items() if context.op.startswith(REGION)}
         self._failing = {number for number, status in statuses.items() if status in FAILING}
 
-    def add(self, rows: list[tuple[Any, ...]]) -> None:
+    def add(self, rows: list[tuple[Any, ...]] | Calls) -> None:
         """As in `SeriesReader`."""
         if self.n_calls >= MAX_CALLS:
             self._is_whole = False
             return
-        self._last = rows[-1][0]
+        self._last = int(rows[-1][0])
         self.n_calls += len(rows)
-        failing, regions, block = self._failing, self._regions, self._data.block
-        for seq, step, context, outcome, ref_us, target_us, drift_abs, drift_rel in rows:
+        if isinstance(rows, list):
+            self._count(rows)
+            self._look(rows)
+        else:
+            self._add_array(rows)
+
+    def _add_array(self, calls: Calls) -> None:
+        """Count in numpy, and look at those calls only of which more is kept."""
+        from shadowrun.store.packed_rows import sums_by  # imports numpy, which small files do without
+
+        columns = (calls[:, 1] - self._low) // self._width
+        for (_, step, context, outcome), n, (_, ref_ns, _), (_, target_ns, _) in sums_by(calls, columns):
+            self._add(step, context, outcome, n, ref_ns / 1e3, target_ns / 1e3)
+        of_step = (calls[:, 1] == self._step) & (calls[:, 0] // self._data.block == self._source)
+        looked_at = calls[of_step | ~(calls[:, 7] == -1)]
+        self._look([
+            (*map(int, row[:4]), *row[4:6], *(None if drift == -1 else drift for drift in row[6:]))
+            for row in looked_at.tolist()
+        ])  # fmt: skip
+
+    def _count(self, rows: list[tuple[Any, ...]]) -> None:
+        for _, step, context, outcome, ref_ns, target_ns, *_ in rows:
+            self._add(step, context, outcome, 1, (ref_ns or 0) / 1e3, (target_ns or 0) / 1e3)
+
+    def _add(self, step: int, context: int, outcome: int, n: int, ref_us: float, target_us: float) -> None:
+        if context in self._regions:
+            return
+        column = self._column(step)
+        key = self.contexts[context].module, column
+        self._n[key] += n
+        if outcome in self._failing:
+            self._n_failed[key] += n
+        sums = self.us[column]
+        self.us[column] = sums[0] + ref_us, sums[1] + target_us
+
+    def _look(self, rows: list[tuple[Any, ...]]) -> None:
+        """Keep the accumulated errors, and the calls of the step that is drawn."""
+        regions, block = self._regions, self._data.block
+        for seq, step, context, outcome, _, _, drift_abs, drift_rel in rows:
+            # A whole compiled graph has no place among single operators.
             if context in regions:
                 continue
-            column = self._column(step)
-            key = self.contexts[context].module, column
-            self._n[key] += 1
-            if outcome in failing:
-                self._n_failed[key] += 1
             if drift_rel is not None:
+                key = self.contexts[context].module, self._column(step)
                 drift = decode_float(drift_abs or 0.0), decode_float(drift_rel)
                 self._drift[key] = _greater(self._drift.get(key, 0.0), drift[1])
                 called = self.contexts[context]
+                # The gradient of the loss with respect to itself: the backward pass begins there.
                 is_root = called.op == "aten::ones_like"
                 place = seq // block, step
                 self.drift_trace.add(place, called.phase, seq, (context, outcome), drift, is_root=is_root)
                 self.has_drift = True
-            sums = self.us[column]
-            self.us[column] = sums[0] + (ref_us or 0), sums[1] + (target_us or 0)
             if step == self._step and seq // block == self._source:
                 self._n_of_step += 1
                 if len(self._of_step) < MAX_STEP_CALLS:
@@ -286,6 +333,7 @@ class ChartsReader:
                     self._isolated[seq] = error
                 if self._statuses[outcome] is Status.MISMATCH:
                     # Distances beyond 64 bits are floats in a file.
+                    # A histogram by powers of two: its size does not depend on the number of calls.
                     self.ulp[context, outcome][math.frexp(max_ulp)[1] if 0 < max_ulp < math.inf else 0] += 1
                     value = -1.0 if excess is None else decode_float(excess)
                     if 0 <= value < math.inf:
@@ -358,6 +406,38 @@ class ChartsReader:
             )
             for column, of in sorted(found.items())
         )
+
+
+class CallReader:
+    """Reads the calls of a data file, which takes most of the time of a report, once until the file changes.
+
+    Args:
+        data: The file.
+
+    Attributes:
+        table: The calls, grouped, once they were read.
+        charts: The series for pictures, if they were asked for.
+    """
+
+    def __init__(self, data: DataFile) -> None:
+        self._data = data
+        self._version: tuple[int, int] | None = None
+        self.table: CallGroups | None = None
+        self.charts: Charts | None = None
+
+    def read(self, first_divergence: Callable[[], OpRecord | None] | None = None) -> CallGroups:
+        """Read the calls if the file has changed since.
+
+        Args:
+            first_divergence: Finds the first call that mismatched; given where the series for pictures are wanted,
+                which are read in the same pass.
+        """
+        version = self._data.version
+        if self.table is None or self._version != version or (first_divergence is not None and self.charts is None):
+            reader = None if first_divergence is None else ChartsReader(self._data, first_divergence())
+            self._version, self.table = version, CallGroups.read(self._data, reader)
+            self.charts = None if reader is None else reader.charts(self.table)
+        return self.table
 
 
 def _greater(a: float, b: float) -> float:

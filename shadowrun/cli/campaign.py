@@ -322,7 +322,7 @@ def _start(folder: Folder, args: argparse.Namespace) -> int:
 
 
 def _ended(folder: Folder, shard: Shard, outcome: Outcome, args: argparse.Namespace) -> int:
-    from shadowrun.studies.campaign.combining import combine
+    from shadowrun.studies.campaign.combine_stores import combine
     from shadowrun.studies.campaign.engine import Outcome
 
     # With several shards, others may still run: `combine` is for the last of them.
@@ -372,7 +372,7 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _print_status(folder: Folder, args: argparse.Namespace, *, always: bool = False) -> None:
-    from shadowrun.studies.campaign.status import status, status_document
+    from shadowrun.studies.campaign.folder import status, status_document
 
     options.print_report(status_document(folder, status(folder)), args, always=always)
 
@@ -384,7 +384,7 @@ def _add_combine(parser: argparse.ArgumentParser) -> None:
 
 
 def _combine(args: argparse.Namespace) -> int:
-    from shadowrun.studies.campaign.combining import combine
+    from shadowrun.studies.campaign.combine_stores import combine
     from shadowrun.studies.campaign.folder import Folder
     from shadowrun.studies.campaign.store import CampaignStore
 
@@ -418,10 +418,9 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from shadowrun.studies.campaign.cause_files import SCRIPTS, read_causes
-    from shadowrun.studies.campaign.cause_report import cause_document
+    from shadowrun.studies.campaign.cause_report import SCRIPTS, cause_document, read_causes
     from shadowrun.studies.campaign.folder import Folder
-    from shadowrun.studies.campaign.program_stages import program_stages
+    from shadowrun.studies.campaign.programs import program_stages
     from shadowrun.studies.campaign.report import campaign_document
     from shadowrun.studies.campaign.summary import summarise
     from shadowrun.studies.sweep.cases import FAILURES, Kind

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from shadowrun.studies.campaign.cause_files import CauseFile
-    from shadowrun.studies.campaign.findings import RootCause
+    from shadowrun.studies.campaign.cause_report import CauseFile
     from shadowrun.studies.campaign.folder import Folder
     from shadowrun.studies.campaign.recipe import Recipe
+    from shadowrun.studies.campaign.root_causes import RootCause
     from shadowrun.studies.campaign.store import CampaignStore
     from shadowrun.studies.zoo.program import Program
 
@@ -56,7 +56,7 @@ def may_start(folder: Folder, args: argparse.Namespace) -> None:
 
 def opened_store(folder: Folder) -> CampaignStore:
     """The combined store, made of the shards that are there if it is missing or older than one of them."""
-    from shadowrun.studies.campaign.combining import combine
+    from shadowrun.studies.campaign.combine_stores import combine
     from shadowrun.studies.campaign.store import CampaignStore, other_campaign
 
     shards = folder.shards()
@@ -137,8 +137,7 @@ def _repro(args: argparse.Namespace) -> int:
 
     from shadowrun import report
     from shadowrun.report.document import render
-    from shadowrun.studies.campaign.cause_files import SCRIPTS, folder_name
-    from shadowrun.studies.campaign.cause_report import cause_document
+    from shadowrun.studies.campaign.cause_report import SCRIPTS, cause_document, folder_name
     from shadowrun.studies.campaign.folder import Folder
     from shadowrun.studies.campaign.script_jobs import write_scripts
     from shadowrun.studies.campaign.summary import summarise
@@ -224,13 +223,13 @@ def _add_reproduce(parser: argparse.ArgumentParser) -> None:
 
 def _reproduce(args: argparse.Namespace) -> int:
     from shadowrun.studies.campaign.folder import Folder
-    from shadowrun.studies.campaign.reproduce import asked, reproduce
+    from shadowrun.studies.campaign.reproduce import find_variant, reproduce
     from shadowrun.studies.campaign.reproduce_report import reproduce_document
 
     options.check_outputs(args.output)
     folder = Folder.open(Path(args.folder))
     may_start(folder, args)
-    wanted = asked(opened_store(folder), args.recipe)
+    wanted = find_variant(opened_store(folder), args.recipe)
     again = reproduce(folder, wanted)
     program = _program(folder, again.variant.program)
     calls = _calls(folder, again.recipe) if args.script and again.recipe and not again.variant.invalid else ()

@@ -113,7 +113,7 @@ def _platforms(args: argparse.Namespace) -> list[Platform]:
     from shadowrun.studies.classes.platforms import find_recordings, load, platforms_of, where
 
     if args.published:
-        from shadowrun.studies.classes.importer import read_published, save_published
+        from shadowrun.studies.classes.import_published import read_published, save_published
 
         if args.save:
             save_published(args.published, args.save, args.experiment)

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _described(combined: CombineResult) -> str:
-    from shadowrun.store.sources import are_ranks, name_runs
+    from shadowrun.store.combined_runs import are_ranks, name_runs
 
     sources = combined.sources
     text = "1 run" if len(sources) == 1 else f"{len(sources):,} runs"

@@ -41,6 +41,11 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
         help="also record which function or module of torch made each call, for `shadowrun coverage --api`",
     )
     group.add_argument(
+        "--timeline",
+        action="store_true",
+        help="also record when the parts of each call ran, for `shadowrun export --trace`; takes longer",
+    )
+    group.add_argument(
         "--no-replay",
         dest="replay",
         action="store_false",
@@ -116,7 +121,7 @@ def compare_keywords(args: argparse.Namespace) -> dict[str, Any]:
     """The parsed arguments as keyword arguments of `shadowrun.compare`."""
     names = (
         *("steps", "modules", "rtol", "atol", "drift", "budget", "on_unsupported", "append", "asynchronous"),
-        *("compiled", "replay", "api", "stop_on", "ranks"),
+        *("compiled", "replay", "api", "timeline", "stop_on", "ranks"),
     )
     settings = False if args.no_settings else args.settings
     files = {"settings": settings, **known_options(args)}

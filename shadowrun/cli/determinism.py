@@ -87,9 +87,8 @@ def run(args: argparse.Namespace) -> int:
     options.check_outputs(args.output)
 
     from shadowrun.cli.program import Program
-    from shadowrun.studies.determinism.issues import determinism_issues
     from shadowrun.studies.determinism.processes import DEFAULT_THREADS
-    from shadowrun.studies.determinism.report import determinism_document
+    from shadowrun.studies.determinism.report import determinism_document, determinism_issues
     from shadowrun.studies.determinism.variants import Variants
 
     program = Program(args.module or args.script, is_module=bool(args.module))

@@ -22,19 +22,25 @@ Exit status:
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from shadowrun.analysis.wording import shell_command
 from shadowrun.cli import options
-from shadowrun.errors import UsageError
+from shadowrun.errors import ShadowrunError, UsageError
+from shadowrun.platforms.settings import ENV, PYTHON
+from shadowrun.platforms.spec import parse
 from shadowrun.report.sanitize import say
 
 if TYPE_CHECKING:
     import argparse
 
+    from shadowrun.recording.model import Recording
     from shadowrun.report.document import Document
+    from shadowrun.studies.diff.recordings import RecordingDiff
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "replay_commands", "run"]
 
 _OF_RECORDINGS: Final = ("any", "kernel", "algorithm", "not-rounding", "provenance", "missing")
 _OF_RUNS: Final = ("any", "new", "worse")
@@ -110,11 +116,11 @@ def _diff_runs(args: argparse.Namespace, paths: tuple[Path, Path]) -> tuple[Docu
 
 
 def _diff_recordings(args: argparse.Namespace, paths: tuple[Path, Path]) -> tuple[Document, list[str]]:
+    from shadowrun.cli.diff import replay_commands
     from shadowrun.recording.recording_file import read
-    from shadowrun.studies.diff.names import read_names
+    from shadowrun.studies.diff.name_map import read_names
     from shadowrun.studies.diff.recordings import diff_recordings
     from shadowrun.studies.diff.report import recording_issues, recordings_document
-    from shadowrun.studies.replay.commands import replay_commands
 
     kinds = _kinds(args.fail_on, _OF_RECORDINGS, "recordings")
     names = read_names(Path(args.map)) if args.map else None
@@ -138,3 +144,51 @@ def _labels(paths: tuple[Path, Path]) -> tuple[str, str]:
     """Names of the files; with their folders where they have the same name."""
     first, second = paths
     return (first.name, second.name) if first.name != second.name else (str(first), str(second))
+
+
+# The `shadowrun replay` commands that judge a call of which two recordings hold the inputs. Needs no torch.
+
+_DEVICE: Final = re.compile(r"[a-z][a-z0-9_]{0,30}", re.ASCII)
+
+
+def replay_commands(found: RecordingDiff, paths: tuple[Path, Path]) -> tuple[str, ...]:
+    """Commands that replay the first divergent call of each recording on the platform of the other.
+
+    Args:
+        found: The two recordings.
+        paths: Their files.
+
+    Returns:
+        None unless both files hold the inputs of the call.
+    """
+    from shadowrun.recording.captured_reader import CapturedFile
+
+    if not found.flow.origins:
+        return ()
+    calls = [int(call) for call in found.difference.alignment.pairs[found.flow.origins[0].pair]]
+    recordings = [v.recording for v in (found.difference.first, found.difference.second)]
+    for path, call in zip(paths, calls, strict=True):
+        with CapturedFile(path) as captured:
+            # Both or neither: one command alone cannot show which machine is off.
+            if call not in captured.calls():
+                return ()
+    targets = [_platform(recording, call) for recording, call in zip(recordings, calls, strict=True)]
+    # Crossed: the inputs of one machine are run as the other would, so that each command settles which is off.
+    sides = zip(paths, calls, reversed(targets), strict=True)
+    return tuple(
+        shell_command("replay", path, "--call", str(call), "--target", target) for path, call, target in sides if target
+    )
+
+
+def _platform(recording: Recording, call: int) -> str:
+    """The platform that made a call, as far as a command may name it for the user; empty if there is none."""
+    device = recording.context_of(call).device
+    text = recording.process_of(call).options.get("platform")
+    try:
+        spec = parse(text) if isinstance(text, str) else None
+    except ShadowrunError:
+        spec = None
+    # A file from another person must not have a user paste what starts a program or sets its environment.
+    if spec is not None and not any(key == PYTHON or key.startswith(ENV) for key, _ in spec.settings):
+        return spec.public
+    return device if _DEVICE.fullmatch(device) else ""

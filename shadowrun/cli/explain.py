@@ -23,24 +23,119 @@ Exit status:
 
 from __future__ import annotations
 
+import posixpath
+import re
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from shadowrun.cli import documentation, options
+from shadowrun.cli import options
 from shadowrun.errors import UsageError
 from shadowrun.report.sanitize import sanitize
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from shadowrun.cli.documentation import Text
     from shadowrun.judge.ladder import Step
     from shadowrun.report.document import Block, Document, Section
     from shadowrun.repro.call_replayer import Explanation
     from shadowrun.run import Run
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "find_page", "page_names", "run"]
+
+# The pages of the documentation that come with the package, and the entries of the page of messages.
+#
+# A wheel has them in the folder `pages`, which the build fills from ``docs/``; a source tree has ``docs/`` itself.
+
+_PACKAGE: Final = Path(__file__).parents[1]
+_MESSAGES: Final = "messages"
+_ENTRY: Final = re.compile(r"^### (\S+)\n(.*?)(?=^#{1,3} |\Z)", re.MULTILINE | re.DOTALL)
+_LINK: Final = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+_N_NEAR: Final = 5
+
+
+class Text(NamedTuple):
+    """A text of the documentation.
+
+    Attributes:
+        name: Of the entry or page.
+        body: Its Markdown, without the heading; links lead to a command or an address.
+    """
+
+    name: str
+    body: str
+
+
+def find_page(name: str) -> Text | None:
+    """The entry of a message (``unknown-device``) or a page (``howto/drift``); None if the word can be an operator.
+
+    Raises:
+        UsageError: It can be no operator, and nothing has this name.
+    """
+    if not re.fullmatch(r"[a-z0-9_/-]+(\.md)?", name):
+        return None
+    pages, entries = _pages(), _entries()
+    page = name.removesuffix(".md")
+    if name in entries:
+        return Text(name, _with_commands(entries[name], _MESSAGES, pages))
+    if page in pages:
+        _, _, body = pages[page].read_text(encoding="utf-8").partition("\n")
+        return Text(page, _with_commands(re.sub(r"<!--.*?-->\n?", "", body), page, pages))
+    if "-" in name or "/" in name:  # in no operator's name
+        raise UsageError(
+            f"No message and no page of the documentation is called {name!r}. {_near(name, [*entries, *pages])}",
+            slug="unknown-message",
+        )
+    return None
+
+
+def page_names() -> tuple[list[str], list[str]]:
+    """Names of all entries, and of all pages."""
+    return list(_entries()), sorted(_pages())
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    # The last part alone too: `explain drift` should find `howto/drift`.
+    by_word = {word: whole for whole in known for word in (whole, whole.rpartition("/")[2])}
+    near = dict.fromkeys(by_word[word] for word in get_close_matches(name, by_word, _N_NEAR, 0.5))
+    if not near:
+        return "`shadowrun explain --list` lists all."
+    return f"Did you mean {' or '.join(map(repr, near))}? `shadowrun explain --list` lists all."
+
+
+def _pages() -> dict[str, Path]:
+    """Pages by name: ``messages``, ``howto/drift``."""
+    inside = _PACKAGE / "pages"
+    root = inside if inside.is_dir() else _PACKAGE.parent / "docs"
+    files = (file for folder in ("", "howto", "design") for file in (root / folder).glob("*.md"))
+    return {file.relative_to(root).with_suffix("").as_posix(): file for file in files if file.stem != "index"}
+
+
+def _entries() -> dict[str, str]:
+    pages = _pages()
+    # Without the pages (files copied by hand), an error still has its message.
+    text = pages[_MESSAGES].read_text(encoding="utf-8") if _MESSAGES in pages else ""
+    return {slug: body.strip() for slug, body in _ENTRY.findall(text)}
+
+
+def _with_commands(text: str, page: str, pages: dict[str, Path]) -> str:
+    """Links between pages as the commands that print them; pictures are left out."""
+
+    def command(found: re.Match[str]) -> str:
+        picture, label, target = found.groups()
+        if picture:
+            return ""
+        if "://" in target:
+            return found[0]
+        path, _, anchor = target.partition("#")
+        name = posixpath.normpath(posixpath.join(posixpath.dirname(page), path)).removesuffix(".md") if path else page
+        name = anchor if name == _MESSAGES and anchor else name
+        return f"{label} (`shadowrun explain {name}`)" if name in pages or name == anchor else label
+
+    return _LINK.sub(command, text)
+
 
 FORMAT = 1
 """Version of the JSON's form."""
@@ -67,7 +162,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the explanation; returns the exit status."""
     if args.page:
-        from shadowrun.judge.describe import page
+        from shadowrun.judge.describe_facts import page
 
         print(page(), end="")
         return 0
@@ -81,7 +176,7 @@ def _document(args: argparse.Namespace) -> Document:
     if args.list:
         return _of_documentation()
     if len(words) == 1 and args.finding is None and not words[0].isdecimal():
-        text = documentation.find(words[0])
+        text = find_page(words[0])
         return _of_operator(words[0]) if text is None else _of_text(text)
     n_calls = int(args.finding is None)  # words that name a call; one more may name the data file
     if not n_calls <= len(words) <= n_calls + 1:
@@ -108,7 +203,7 @@ def _of_text(text: Text) -> Document:
 def _of_documentation() -> Document:
     from shadowrun.report.document import Document, Listing, Records, Section
 
-    messages, pages = documentation.names()
+    messages, pages = page_names()
     sections = [Section(title, (Listing(tuple(names)),)) for title, names in (("Messages", messages), ("Pages", pages))]
     rows = tuple((kind, name) for kind, names in (("message", messages), ("page", pages)) for name in names)
     data = {"format": FORMAT, "messages": messages, "pages": pages}
@@ -119,7 +214,7 @@ def _of_documentation() -> Document:
 
 
 def _of_operator(given: str) -> Document:
-    from shadowrun.judge.describe import describe
+    from shadowrun.judge.describe_facts import describe
     from shadowrun.operators.fact_table import ROWS
     from shadowrun.operators.facts import facts
     from shadowrun.report.document import Document, Fact, Facts, Note, Records
@@ -204,8 +299,8 @@ def _call_of_finding(recorded: Run, number: int) -> int:
 
 def _call_document(found: Explanation) -> Document:
     from shadowrun.judge.ladder import deciding
-    from shadowrun.report.descriptions import record_facts
     from shadowrun.report.document import Document, Facts, Note, Records
+    from shadowrun.report.formatting import record_facts
 
     call, shown = found.record.call, sanitize(found.record)
     blocks: list[Block] = [Facts(record_facts(shown)), _steps("as recorded", sanitize(found.recorded))]

@@ -10,6 +10,7 @@ Examples:
   shadowrun known nightly.shadowrun --update --prune --expires 2027-03-31
   shadowrun known --update --kinds fallback --dry-run
   shadowrun known --check                                    a hook of pre-commit; needs no run
+  shadowrun known -f json                                    the same as the first, for a program
 
 Exit status:
   0  done, or all findings have a line; 1  without --init and --update: a finding has no line, or with --check a line
@@ -26,13 +27,14 @@ from typing import TYPE_CHECKING, Final
 
 from shadowrun.cli import options
 from shadowrun.errors import UsageError
-from shadowrun.report.sanitize import clip, say
+from shadowrun.report.sanitize import clip, sanitize, say
 from shadowrun.settings import KINDS, LEDGER, read_settings
 
 if TYPE_CHECKING:
     import argparse
 
     from shadowrun.analysis import Finding, LedgerUse
+    from shadowrun.report.document import Block, Document
     from shadowrun.run import Run
     from shadowrun.studies.ledger_file import NewLine
 
@@ -41,6 +43,7 @@ __all__ = ["add_arguments", "run"]
 _MODULE: Final = re.compile(r"[A-Za-z0-9_.<>]{1,300}")
 # What may enter a pattern: a data file may come from anyone, and ``*`` would excuse other findings as well.
 _PLATFORM: Final = re.compile(r"[A-Za-z0-9_.:]{1,60}(?:\[[A-Za-z0-9_.:=,+()/ -]{1,140}\])?")
+FORMAT: Final = 1
 _OUTDATED: Final = ("expired", "stale")
 
 
@@ -65,12 +68,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"findings that get a line: {', '.join(KINDS)} (default: all)",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the lines, and write nothing")
+    options.add_output_arguments(parser.add_argument_group("report"))
 
 
 def run(args: argparse.Namespace) -> int:
     """Show or write the ledger; returns the exit status."""
     if args.prune and not args.update:
         raise UsageError("--prune deletes lines of a ledger that is updated: give --update too.", slug="bad-option")
+    if (args.output or args.format) and (args.init or args.update or args.check):
+        raise UsageError(
+            "--init, --update and --check print no report: remove -o and -f, or run `shadowrun known` once more.",
+            slug="bad-option",
+        )
+    options.check_outputs(args.output)
     if args.check:
         return _check(args.ledger)
     import shadowrun
@@ -82,7 +92,8 @@ def run(args: argparse.Namespace) -> int:
     findings = [finding for finding in recorded.findings() if finding.kind in args.kinds]
     if args.init or args.update:
         return _write(path, recorded, findings, args)
-    return _show(recorded.known(), findings)
+    options.print_report(_document(recorded.info.target, recorded.known(), findings), args)
+    return int(bool(findings))
 
 
 def _check(ledger: str | None) -> int:
@@ -95,18 +106,45 @@ def _check(ledger: str | None) -> int:
     return int(bool(expired))
 
 
-def _show(known: LedgerUse, findings: list[Finding]) -> int:
-    for use in known.lines:
-        line = use.line
-        what = ", ".join(filter(None, (line.operator, line.kind, line.module if line.module != "*" else "")))
-        say(f"{line.origin}: {what} on {line.platform}: {use.state}, {use.n_diverging:,} calls ({line.reason})")
-    for finding in findings:
-        say(f"no line: {finding.op}, {finding.kind}, {finding.n_calls:,} calls")
+def _document(target: str, known: LedgerUse, findings: list[Finding]) -> Document:
+    """The lines of the ledger with their state in the run, and the findings that have none."""
+    from shadowrun.report.document import Column, Document, Fact, Facts, Note, Records, Section, Table
+
+    kind, module, reason = Column("kind"), Column("module"), Column("reason")
+    operator, calls = Column("operator", "name"), Column("calls", "number")
+    blocks: list[Block] = [
+        Facts((Fact("lines", f"{len(known.lines):,}"), Fact("findings without a line", f"{len(findings):,}")))
+    ]
+    if known.lines:
+        state = Column(
+            "state", help="Whether the line excuses calls of this run: matched, expired, stale or not exercised."
+        )
+        where = Column("line", detail=1, help="The file and line of the ledger.")
+        columns = operator, kind, module, Column("platform"), state, calls, reason, where
+        rows = tuple(
+            (
+                *(use.line.operator, use.line.kind, use.line.module, use.line.platform, use.state),
+                *(f"{use.n_diverging:,}", use.line.reason, use.line.origin),
+            )
+            for use in sanitize(known.lines)
+        )
+        blocks.append(Section("Lines of the ledger", (Table(columns, rows),), count=len(rows)))
     if findings:
-        say(f"{len(findings)} findings have no line: `shadowrun known --update --reason WHY` adds them")
-    elif not known.lines:
-        say("no findings, and no ledger")
-    return int(bool(findings))
+        open_rows = tuple((f.op, f.kind, f"{f.n_calls:,}") for f in sanitize(findings))
+        advice = Note("`shadowrun known --update --reason WHY` adds a line for each.")
+        blocks.append(
+            Section(
+                "Findings without a line", (advice, Table((operator, kind, calls), open_rows)), count=len(open_rows)
+            )
+        )
+    data = {"format": FORMAT, "target": target, "lines": known.lines, "findings_without_line": findings}
+    lines = (
+        (u.line.operator, u.line.kind, u.line.module, u.line.platform, u.state, u.n_diverging, u.line.reason)
+        for u in known.lines
+    )
+    without = ((f.op, f.kind, ", ".join(f.modules), target, "no line", f.n_calls, "") for f in findings)
+    names = ("operator", "kind", "module", "platform", "state", "n_calls", "reason")
+    return Document(f"known issues: {target}", tuple(blocks), data, Records(names, (*lines, *without)))
 
 
 def _write(path: Path, recorded: Run, findings: list[Finding], args: argparse.Namespace) -> int:

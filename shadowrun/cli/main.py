@@ -24,7 +24,7 @@ import traceback
 from importlib import metadata
 from typing import TYPE_CHECKING, NoReturn
 
-from shadowrun.cli import options, supervised
+from shadowrun.cli import child_process, options
 from shadowrun.errors import ShadowrunError
 from shadowrun.limits import ResourceLimits
 from shadowrun.platforms.plugins import failed_autoload, import_plugins, inherited
@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         # Called by a test or a program, a command stays in its process.
         is_child = argv is None and (args.runs_calls or allowance is not None)
-        if is_child and (ended := supervised.in_child(allowance)) is not None:
+        if is_child and (ended := child_process.in_child(allowance)) is not None:
             return ended
         with contextlib.nullcontext() if args.runs_program else forgiving():
             # Before the command resolves a platform: the plug-in may register it.
@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             import_plugins(args.imports, inherit=not args.runs_program)
             # What the user names, a package or a program, takes what it needs.
             is_bounded = is_child and not args.imports and not getattr(args, "free", None)
-            with supervised.within(allowance) if is_bounded else contextlib.nullcontext():
+            with child_process.with_limits(allowance) if is_bounded else contextlib.nullcontext():
                 status: int = args.run(args)
         sys.stdout.flush()  # here a closed pipe is handled; at exit Python would print an error
     except ShadowrunError as error:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shadowrun import report
-from shadowrun.cli import pager
 from shadowrun.errors import UsageError
 from shadowrun.report import FORMATS, ISSUE_FORMATS, STDOUT, output_of
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
     from shadowrun.report.document import Document
 
-__all__ = ["add_output_arguments", "check_outputs", "print_report", "wants_pictures"]
+__all__ = ["add_output_arguments", "check_outputs", "pager_command", "print_report", "wants_pictures"]
 
 
 def add_output_arguments(
@@ -127,9 +129,9 @@ def _show(document: Document, args: argparse.Namespace, more: str) -> None:
     everything = bool(getattr(args, "everything", False))
     # A log or a pipe is searched later: it gets all.
     details = everything or not document.digest or not at_terminal or bool(getattr(args, "verbose", False))
-    pages = at_terminal and details and not getattr(args, "no_pager", False) and pager.command() is not None
+    pages = at_terminal and details and not getattr(args, "no_pager", False) and pager_command() is not None
     text = render_view(document, View(details, everything, at_terminal and not pages, more))
-    if not (pages and pager.is_long(text) and pager.page(text)):
+    if not (pages and is_long(text) and show_by_pager(text)):
         report.show(text)
 
 
@@ -151,3 +153,52 @@ def check_outputs(outputs: list[str]) -> None:
         raise UsageError(
             "Two -o options name the same file: give each report a file of its own.", slug="unwritable-report"
         )
+
+
+# Long reports at a terminal, by the user's pager, as git shows its own: never in a pipe, a file or a CI service.
+
+_DEFAULT = "less"
+# As git: quit if one screen is enough, show colours, leave the text on the screen.
+_LESS, _LV = "FRX", "-c"
+
+
+def pager_command() -> list[str] | None:
+    """The pager of SHADOWRUN_PAGER or PAGER, else less; None for none."""
+    if os.environ.get("CI") or os.environ.get("TERM", "dumb") == "dumb":
+        return None
+    # Set and empty is a choice, as `cat` is.
+    wanted = next((os.environ[name] for name in ("SHADOWRUN_PAGER", "PAGER") if name in os.environ), _DEFAULT)
+    try:
+        words = shlex.split(wanted)
+    except ValueError:  # an open quotation mark
+        return None
+    if not words or words == ["cat"] or shutil.which(words[0]) is None:
+        return None
+    return words
+
+
+def is_long(text: str) -> bool:
+    """Whether a text has more lines than the screen."""
+    return text.count("\n") >= shutil.get_terminal_size().lines
+
+
+def show_by_pager(text: str) -> bool:
+    """Show a text by the pager, and wait for its end; False where it does not start."""
+    words = pager_command()
+    if words is None:
+        return False
+    environment = {"LESS": _LESS, "LV": _LV, **os.environ}
+    sys.stdout.flush()
+    try:
+        process = subprocess.Popen(  # noqa: S603 - the user's own choice, without a shell
+            words, stdin=subprocess.PIPE, env=environment, encoding="utf-8", errors="replace"
+        )
+    except OSError:
+        return False
+    # The user may leave before the end, and Ctrl-C is the pager's: it ends a search.
+    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
+        process.communicate(text)
+    while process.poll() is None:
+        with contextlib.suppress(KeyboardInterrupt):
+            process.wait()
+    return True

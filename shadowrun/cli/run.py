@@ -22,25 +22,188 @@ Exit status:
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import os
 import shlex
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
-from shadowrun.cli import compare_options, live_line, options
-from shadowrun.cli.option_defaults import option_defaults
-from shadowrun.errors import PlatformError, UsageError
+from shadowrun.cli import compare_options, options, progress
+from shadowrun.errors import PlatformError, UsageError, brief
 from shadowrun.platforms.spec import parse
 from shadowrun.report.sanitize import MAX_NAME, clip, forgiving, sanitize
 from shadowrun.settings import FAIL_ON, KINDS, NEW, WORSE, read_settings
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import TracebackType
 
     from shadowrun.comparison import Comparison
     from shadowrun.run import Run
 
-__all__ = ["add_arguments", "add_gate_argument", "passes", "run", "set_defaults"]
+__all__ = [
+    "LateDeviceComparison",
+    "add_arguments",
+    "add_gate_argument",
+    "option_defaults",
+    "passes_gate",
+    "run",
+    "set_defaults",
+]
+
+# Defaults of the options of `run`: environment variables, and ``[tool.shadowrun.run]`` of the settings files.
+#
+# The command line decides before a variable (``SHADOWRUN_FAIL_ON`` for ``--fail-on``), and that before the settings.
+# Options that may be repeated add up.
+
+_PREFIX: Final = "SHADOWRUN_"
+# Not defaults: they decide where defaults come from.
+_LEFT_OUT: Final = ("help", "settings", "no-settings")
+_WORDS: Final = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
+
+
+def option_defaults(
+    actions: Sequence[argparse.Action], table: Mapping[str, Any], environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """Defaults by destination, as `ArgumentParser.set_defaults` takes them: it reads a text as if it were given.
+
+    Args:
+        actions: Of the parser.
+        table: Of the settings, by names of options.
+        environment: Variables of the process.
+
+    Raises:
+        UsageError: The settings name no option, or a value does not fit.
+    """
+    known = dict(_named(actions))
+    given: dict[str, tuple[Any, str]] = {}
+    for key, value in table.items():
+        name = key.replace("_", "-")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise UsageError(
+                f"[tool.shadowrun.run]: {brief(key)} is no option of `shadowrun run`.{hint}", slug="bad-settings"
+            )
+        given[name] = value, f"[tool.shadowrun.run] {key}"
+    for name in known:
+        variable = f"{_PREFIX}{name.upper().replace('-', '_')}"
+        if value := environment.get(variable):
+            given[name] = value, variable
+    found = {}
+    for name, (value, origin) in given.items():
+        converted = _value(known[name], value, origin)
+        if converted is not None:
+            found[known[name].dest] = converted
+    return found
+
+
+def _named(actions: Sequence[argparse.Action]) -> Iterator[tuple[str, argparse.Action]]:
+    for action in actions:
+        for option in action.option_strings:
+            name = option.removeprefix("--")
+            if name != option and name not in _LEFT_OUT:
+                yield name, action
+
+
+def _value(action: argparse.Action, value: Any, origin: str) -> Any:
+    if action.nargs == 0:  # a flag, such as --drift or --no-replay
+        wanted = _WORDS.get(value.lower()) if isinstance(value, str) else value
+        if not isinstance(wanted, bool):
+            raise _wrong(origin, value, "use true or false")
+        return action.const if wanted else None
+    if isinstance(action.default, list):
+        texts = shlex.split(value) if isinstance(value, str) else value
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise _wrong(origin, value, "use a list of texts")
+        return texts
+    if isinstance(value, list):  # ["mismatch", "error"] for mismatch,error
+        value = ",".join(map(str, value))
+    if isinstance(value, bool | dict):
+        raise _wrong(origin, value, f"use what {action.option_strings[-1]} takes")
+    if action.choices is not None and value not in action.choices:
+        raise _wrong(origin, value, f"use one of {', '.join(map(str, action.choices))}")
+    return str(value)
+
+
+def _wrong(origin: str, value: Any, use: str) -> UsageError:
+    return UsageError(f"{origin} = {brief(value)}: {use}.", slug="bad-settings")
+
+
+# A comparison with a device that the program itself registers: it starts when the device is registered.
+
+
+class LateDeviceComparison:
+    """A ``with`` block in which the program runs; the comparison starts when the program registers its device.
+
+    Args:
+        device: Type of the device that the program registers.
+        make: Creates the comparison when torch knows the device.
+
+    Attributes:
+        comparison: None until the device is registered.
+    """
+
+    def __init__(self, device: str, make: Callable[[], Comparison]) -> None:
+        self._device = device
+        self._make = make
+        self._watching = contextlib.ExitStack()
+        self._failure: PlatformError | None = None
+        self.comparison: Comparison | None = None
+
+    def __enter__(self) -> None:
+        from shadowrun.platforms import torchplatform
+
+        self._watching.enter_context(torchplatform.watching_registrations(self._start_if_registered))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Also where the device never came: a hook that stays would start a comparison later.
+        self._watching.close()
+        if self.comparison is not None:
+            self.comparison.__exit__(kind, error, trace)
+
+    def required(self) -> Comparison:
+        """The comparison that was started.
+
+        Raises:
+            PlatformError: The program has ended without registering the device.
+        """
+        if self.comparison is not None:
+            return self.comparison
+        why = f" ({self._failure})" if self._failure is not None else ""
+        raise PlatformError(
+            f"The program names the device {self._device!r}, and never registered it{why}: it must call "
+            "torch.utils.rename_privateuse1_backend and torch._register_device_module, or a module that --import "
+            "names must. Nothing was compared.",
+            slug="unknown-device",
+        )
+
+    def _start_if_registered(self) -> None:
+        """Called when torch gets a new device, or a device its module."""
+        from shadowrun.platforms import torchplatform
+
+        if self.comparison is not None or torchplatform.private_device_name() != self._device:
+            return
+        try:
+            comparison = self._make()
+        except PlatformError as error:  # the device's module is not registered yet
+            self._failure = error
+            return
+        self._watching.close()  # a comparison registers kernels itself
+        self.comparison = comparison.start()
 
 
 _SHOWN = 5
@@ -61,7 +224,7 @@ def add_gate_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def passes(run: Run, fail_on: list[str]) -> bool:
+def passes_gate(run: Run, fail_on: list[str]) -> bool:
     """Whether a run passes the gate; if not, print the reason, with one line for each kind of finding."""
     if not fail_on:
         return True
@@ -131,8 +294,8 @@ def run(args: argparse.Namespace) -> int:
             slug="bad-option",
         )
 
-    from shadowrun.cli.late_device import LateDeviceComparison
     from shadowrun.cli.program import Program
+    from shadowrun.cli.run import LateDeviceComparison
 
     program = Program(args.module or args.script, is_module=bool(args.module))
     named = program.names("sim")
@@ -144,7 +307,7 @@ def run(args: argparse.Namespace) -> int:
 
     before = options.baseline(args)
 
-    line = live_line.LiveLine() if live_line.is_wanted(args.progress) else None
+    line = progress.LiveLine() if progress.wants_live_line(args.progress) else None
 
     # A function: the comparison may have to wait until the program registers its device.
     def make() -> Comparison:
@@ -168,7 +331,7 @@ def run(args: argparse.Namespace) -> int:
             deferred = LateDeviceComparison(device, make)
     process = os.getpid()
     block = comparison if deferred is None else deferred
-    outcome = program.execute(block if line is None else line.around(block))
+    outcome = program.execute(block if line is None else line.shown_during(block))
     if os.getpid() != process:  # a child that the program forked; the parent prints the report
         return outcome.status
     if deferred is not None:
@@ -185,7 +348,7 @@ def run(args: argparse.Namespace) -> int:
         options.print_report(document, args, always=True, more=f"shadowrun report{data} -v")
         # The last line on the screen is the gate already.
         at_terminal = args.format is None and sys.stdout.isatty() and sys.stderr.isatty()
-        passed = comparison.gate(args.fail_on).passed if at_terminal else passes(comparison, args.fail_on)
+        passed = comparison.gate(args.fail_on).passed if at_terminal else passes_gate(comparison, args.fail_on)
     if outcome.interrupted:
         raise KeyboardInterrupt  # end the command by the signal, as Python does
     return outcome.status if passed else 1

@@ -47,9 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the coverage; returns the exit status."""
     from shadowrun.operators.facts import facts
-    from shadowrun.studies.static.coverage import cover_statically
+    from shadowrun.studies.static.coverage import cover_statically, static_document
     from shadowrun.studies.static.kernels import kernels
-    from shadowrun.studies.static.report import static_document
 
     options.check_outputs(args.output)
     if not args.devices:

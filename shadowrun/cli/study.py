@@ -118,7 +118,7 @@ def _order(args: argparse.Namespace) -> Document:
 
 def _kernels(ops: list[str], shapes: list[str]) -> list[SumKernel]:
     """The operators to probe, with their shapes."""
-    from shadowrun.studies.published.sum_kernels import KERNELS, kernel_of, read_shape
+    from shadowrun.studies.published.summation_order import KERNELS, kernel_of, read_shape
 
     for name in ops:
         if name not in KERNELS:

@@ -209,12 +209,14 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _request_of(args: argparse.Namespace, *, simulated: bool) -> SweepRequest:
+    from shadowrun.platforms import parse
     from shadowrun.studies.shards import Shard, shard_of
     from shadowrun.studies.sweep.sweeping import SweepRequest
 
     target = args.target or "sim"
     flaws = None
-    if simulated:
+    # The cases are programs on the device itself: a backward pass needs one that torch counts as an accelerator.
+    if simulated or parse(target).device_type == "sim":
         options.enable_simulation(target, args.flaws, args.preset)
         from shadowrun import sim
 

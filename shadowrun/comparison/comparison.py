@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from shadowrun.analysis import Signature
-from shadowrun.comparison.finding_watch import FindingWatch, WatchedReplayer
+from shadowrun.analysis import CallReader, Signature
+from shadowrun.comparison.active_run import RunHandle, Running, begin, end, prepare_process, running
+from shadowrun.comparison.finding_callbacks import FindingWatch, WatchedReplayer
 from shadowrun.comparison.output import Output, distributed_rank, run_info
-from shadowrun.comparison.running import RunHandle, Running, begin, end, prepare_process, running
 from shadowrun.comparison.steps import Steps
 from shadowrun.config import Config, Options
 from shadowrun.errors import CallFindingError, ShadowrunWarning, StoppedAtFinding, UsageError
@@ -24,9 +24,8 @@ from shadowrun.intercept.call_sites import site_of
 from shadowrun.intercept.dispatch import ShadowMode, dispatch_overhead_ns
 from shadowrun.intercept.threads import Threads
 from shadowrun.platforms.device import Platform, resolve
-from shadowrun.recording.capturing import Capturing
-from shadowrun.recording.recorder import Recorder
-from shadowrun.recording.watching import WatchingRecorder
+from shadowrun.recording.input_capture import Capturing
+from shadowrun.recording.recorder import Recorder, WatchingRecorder
 from shadowrun.replay.async_path import choose_async
 from shadowrun.replay.replayer import Replayer
 from shadowrun.run import Run
@@ -151,6 +150,8 @@ class Comparison(RunHandle, Run):
                 self._api.enter()
             # Last: from here on, calls of this thread are intercepted.
             self._steps.begin(self._mode, began_ns)
+            if self._replayer.timeline is not None:
+                self._replayer.timeline.zero_ns = self._steps.zero_ns
         except BaseException:
             self._mode = None
             self._release()
@@ -249,7 +250,7 @@ class Comparison(RunHandle, Run):
         self._end_this_step()
         if self._watch is not None:
             self._watch.deliver()
-            self._watch.tick()
+            self._watch.poll()
         if self._after_steps:
             self._call_after_step()
         # The rank may be known only now: the program makes its process group inside the block.
@@ -308,7 +309,7 @@ class Comparison(RunHandle, Run):
         self._threads = Threads(self._replayer, self._attribution)
         self._regions = self._compiled_regions() if config.compiled else None
         self._steps = Steps(self._recorder, self._replayer, self._selection, self._budget)
-        self._data, self._table = data, None
+        self._data, self._calls = data, CallReader(data)
 
     def _reassemble(self) -> None:
         """Make them again if the data file has changed."""
@@ -459,7 +460,7 @@ def compare(target: Any, ref: Any = "cpu", **options: Unpack[Options]) -> Compar
         ref: Trusted platform.
         **options: The fields of `shadowrun.Config`: on_unsupported, schedule, steps, modules, ops, rtol,
             atol, tolerance, known, settings, file, append, replay, drift, max_records, max_bytes, slow_ratio,
-            call_limit_s, budget, asynchronous, compiled, capture, fail_fast, api, stop_on,
+            call_limit_s, budget, asynchronous, compiled, capture, fail_fast, api, timeline, stop_on,
             on_finding, ranks.
 
     Returns:
@@ -480,7 +481,7 @@ def compare(target: Any, ref: Any = "cpu", **options: Unpack[Options]) -> Compar
     """
     if callable(target) and not isinstance(target, (str, torch.device)):
         raise TypeError('Name the target platform: @shadowrun.compare("npu"), not @shadowrun.compare.')
-    config = Config.make(**options)
+    config = Config.from_options(**options)
     check_operators(config.ops or ())
     warn_of_untested(stacklevel=2)
     platforms = resolve(target), resolve(ref)

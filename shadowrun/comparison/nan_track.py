@@ -7,7 +7,7 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Final
 
-from shadowrun.comparison.running import OnePassRun, prepare_process
+from shadowrun.comparison.active_run import OnePassRun, prepare_process
 from shadowrun.comparison.steps import Steps
 from shadowrun.config import Config
 from shadowrun.errors import NonFiniteError, ShadowrunWarning, UsageError
@@ -40,7 +40,7 @@ class NanTrack(OnePassRun):
     def __init__(self, on_found: str | Callable[[NonFinite], None]) -> None:
         self._on_found = on_found
         self._attribution = Attribution()
-        selection = Selection(Config.make(settings=False, known=False))
+        selection = Selection(Config.from_options(settings=False, known=False))
         self._recorder = NonFiniteObserver(self._attribution, selection, self._react, _MAX_PLACES)
         self._threads = Threads(self._recorder, self._attribution)
         self._steps = Steps(self._recorder, self._recorder, selection)

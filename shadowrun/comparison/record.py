@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import torch
 
+from shadowrun.comparison.active_run import OnePassRun, prepare_process
 from shadowrun.comparison.output import distributed_rank, file_of_rank
-from shadowrun.comparison.running import OnePassRun, prepare_process
 from shadowrun.comparison.steps import Steps
 from shadowrun.config import Config
 from shadowrun.errors import PlatformError, ShadowrunWarning, UsageError
@@ -29,7 +29,7 @@ from shadowrun.platforms.fingerprint import fingerprint
 from shadowrun.recording.block_buffer import BlockBuffer
 from shadowrun.recording.call_recorder import CallRecorder
 from shadowrun.recording.captured_inputs import CapturedInputs
-from shadowrun.recording.kernels import KernelTracer
+from shadowrun.recording.kernel_tracer import KernelTracer
 from shadowrun.recording.model import OUTPUTS_BYTES, Process
 from shadowrun.recording.provenance import Provenance, at_start
 from shadowrun.recording.recording_writer import SUFFIX, Writer
@@ -310,7 +310,7 @@ def record(file: str | PathLike[str], **options: Unpack[RecordOptions]) -> Recor
     path = Path(file)
     if path.suffix != SUFFIX:
         raise UsageError(f"The recording {str(path)!r}: give it a name that ends in {SUFFIX}.", slug="bad-option")
-    config = Config.make(**given, settings=False, known=False)
+    config = Config.from_options(**given, settings=False, known=False)
     check_operators(config.ops or ())
     warn_of_untested(stacklevel=2)
     return RecordRun(path, config, rows, capture, kernels=kernels)

@@ -190,7 +190,7 @@ class Steps:
         self._step_began = 0.0
         self._first_began = 0.0
         self._flushed_at = 0.0
-        self._wall_s = 0.0
+        self._wall_s = self._zero = 0.0
         self.marked = False
         self.watching: ModeToggle | None = None
 
@@ -198,6 +198,11 @@ class Steps:
     def wall_s(self) -> float:
         """Seconds in all blocks so far."""
         return self._wall_s + (time.perf_counter() - self._began if self._running else 0.0)
+
+    @property
+    def zero_ns(self) -> int:
+        """Start of the clock of `add_step`, by `time.perf_counter_ns`."""
+        return int(self._zero * 1e9)
 
     def start_detection(self, end_step: Callable[[], None] | None) -> None:
         """Start to detect steps.
@@ -223,6 +228,7 @@ class Steps:
         self.marked = False
         self._running = True
         self._began = self._step_began = self._first_began = time.perf_counter()
+        self._zero = self._began - self._wall_s  # the run's clock stands still between two blocks
         self.watching = ModeToggle(mode, self._attribution)
         self.watching.begin()
         if self._budget is not None:
@@ -347,7 +353,7 @@ class Steps:
         self._wall_s += now - self._began
         if self._recorder.recorded_in_step:
             with contextlib.suppress(Exception):
-                self._recorder.add_step(self._recorder.step, self._step_began - self._began, now - self._step_began)
+                self._recorder.add_step(self._recorder.step, self._step_began - self._zero, now - self._step_began)
         # A later block of this comparison begins with the next step.
         if self._due:
             self._due = False
@@ -361,7 +367,7 @@ class Steps:
         """Record the step that ended, and begin the next."""
         recorder, step_began = self._recorder, self._step_began
         step = recorder.step
-        recorder.add_step(step, step_began - self._began, now - step_began)
+        recorder.add_step(step, step_began - self._zero, now - step_began)
         self._step_began = now
         recorder.step = step = step + 1
         # `steps=` and a schedule count from this comparison on, also where the file has steps of an earlier one.

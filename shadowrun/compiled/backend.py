@@ -22,7 +22,7 @@ from shadowrun.compiled.graph import (
 )
 from shadowrun.compiled.judging import JudgedResult, judge
 from shadowrun.compiled.outcome import error_text
-from shadowrun.compiled.probes import Probe, dropout_residuals, eager_values, with_random_inputs
+from shadowrun.compiled.probe_graphs import Probe, dropout_residuals, eager_values, with_random_inputs
 from shadowrun.compiled.rounding import RandomRecorder, RandomResults
 from shadowrun.types import Cause, Status, Verdict
 

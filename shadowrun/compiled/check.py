@@ -18,9 +18,9 @@ import torch
 from shadowrun.compiled import torchcompile
 from shadowrun.compiled.backend import CheckedBackend, GraphCase, Region
 from shadowrun.compiled.compile_spec import CompileSpec
+from shadowrun.compiled.fault_location import bisect_stages, failing_node, localise
 from shadowrun.compiled.full_program import EagerResults, FullProgram, run_full_program
 from shadowrun.compiled.graph import preserved_rng
-from shadowrun.compiled.localise import bisect_stages, failing_node, localise
 from shadowrun.compiled.outcome import OUTCOME_OF, CompileReport, CompileStage, RegionOutcome, RegionReport, error_text
 from shadowrun.compiled.program import GRADIENT, Program
 from shadowrun.compiled.repro import FaultyGraph

@@ -13,7 +13,7 @@ import torch
 from shadowrun.compiled import torchcompile
 from shadowrun.compiled.full_program import EagerResults
 from shadowrun.compiled.graph import Graph, Snapshot, copy_graph, preserved_rng
-from shadowrun.compiled.probes import ValueRecorder, with_random_inputs
+from shadowrun.compiled.probe_graphs import ValueRecorder, with_random_inputs
 from shadowrun.compiled.program import Copy, Program
 from shadowrun.compiled.rounding import perturbed
 from shadowrun.operators.case import exact_copy

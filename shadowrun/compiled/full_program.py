@@ -134,7 +134,7 @@ class EagerResults:
         runs = ReferenceRuns(
             lambda: if_all(program.truth(self.random_results)),
             lambda: named(program.perturbed(generator)),
-            lambda: if_all(program.filled()),
+            lambda zeros: if_all(program.filled(zeros)),
             mantissa=lambda: program.mantissa,
         )
         return judge(both, [by_name[n] for n in both], [expected[n] for n in both], runs)

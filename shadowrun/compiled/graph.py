@@ -129,10 +129,10 @@ class Graph:
             met.append(mode.mantissa)
             return self.values(out, inputs)
 
-        def filled_run() -> Sequence[Value] | None:
+        def filled_run(zeros: bool) -> Sequence[Value] | None:
             try:
                 inputs = snapshot.fresh()
-                with filled_memory():
+                with filled_memory(zeros=zeros):
                     return self.eager(inputs)[1]
             except RuntimeError:  # an operator may refuse NaN
                 return None

@@ -55,14 +55,14 @@ class ReferenceRuns:
     Attributes:
         truth: The float64 result; None where there is none.
         perturbed: Eagerly with perturbed rounding, different in each call.
-        filled: Eagerly on `filled_memory`; None where it does not run so.
+        filled: Eagerly on `filled_memory`, with its `zeros`; None where it does not run so.
         statistics: Positions of what a norm saves for its own backward: it may be in another precision.
         mantissa: Bits of the shortest mantissa among the results of operators that `perturbed` has met.
     """
 
     truth: Callable[[], Sequence[Value] | None]
     perturbed: Callable[[], Sequence[Value]]
-    filled: Callable[[], Sequence[Value] | None]
+    filled: Callable[[bool], Sequence[Value] | None]
     statistics: frozenset[int] = frozenset()
     mantissa: Callable[[], int] = lambda: 52
 
@@ -174,10 +174,15 @@ def _judge_by_reference(
     truths = runs.truth()
     spreads = {k: _RoundingSpread(expected[k], None if truths is None else truths[k]) for k in which}
     # Before the bounds are known: what lies in such memory may be far from anything, and would widen them.
-    filled = runs.filled()
+    filled = runs.filled(False)
     if filled is not None:
         for k in which:
-            spreads[k].leave_open(filled[k])
+            spreads[k].leave_open(filled[k], expected[k])
+        # Eager may have got such memory from a former run on filled memory: only memory of zeros tells it apart.
+        zeroed = runs.filled(True) if any(spreads[k].has_fill for k in which) else None
+        if zeroed is not None:
+            for k in which:
+                spreads[k].leave_open(filled[k], zeroed[k])
     judged: list[JudgedResult] = []
     n_perturbed_runs = 0
     # Each run executes the whole graph again, so a result that four runs explain gets no more.
@@ -265,7 +270,7 @@ class _RoundingSpread:
         with np.errstate(all="ignore"):
             size = np.abs(value.astype(np.float64))
         self.truth = Truth(value, size, np.zeros(n), np.zeros(n, bool))
-        self.undefined = np.zeros(n, bool)
+        self.undefined, self.has_fill = np.zeros(n, bool), False
         self.fmt = FORMATS.get(self._eager.dtype)
         self.is_coarse = self.fmt is not None and self.fmt.mantissa < 23
         self._moved: list[_Deviation] = []
@@ -296,20 +301,26 @@ class _RoundingSpread:
         np.maximum(self.truth.spread, gap, out=self.truth.spread, where=np.isfinite(gap))
         self._moved.append(self.deviation(a, e))
 
-    def leave_open(self, filled: Value) -> None:
+    def leave_open(self, filled: Value, without: Value) -> None:
         """Take no element for wrong which depends on memory that no kernel writes.
 
         Args:
             filled: The result on `filled_memory`.
+            without: The result on other memory.
         """
-        there = flat_values(filled)
-        if there.numel() != self._eager.numel():
+        there, here = flat_values(filled), flat_values(without)
+        if there.numel() != self._eager.numel() or here.numel() != self._eager.numel():
             return
-        if self._eager.dtype in FORMATS:
-            self.undefined = (there.isnan() & ~self._eager.isnan()).numpy()
-        elif there.dtype in _INTEGERS:
-            self.undefined = ((there == torch.iinfo(there.dtype).max) & (there != self._eager)).numpy()
+        self.has_fill = bool((self._is_fill(there) & self._is_fill(self._eager)).any())
+        np.logical_or(self.undefined, (self._is_fill(there) & ~self._is_fill(here)).numpy(), out=self.undefined)
         np.logical_or(self.truth.flips, self.undefined, out=self.truth.flips)
+
+    def _is_fill(self, t: torch.Tensor) -> torch.Tensor:
+        if self._eager.dtype in FORMATS:
+            return t.isnan()
+        if t.dtype in _INTEGERS:
+            return t == torch.iinfo(t.dtype).max
+        return torch.zeros_like(t, dtype=torch.bool)
 
     def use_16_bit_bounds(self, mantissa: int) -> None:
         """Take the bounds of 16 bits for what was computed in these, whatever dtype it has.

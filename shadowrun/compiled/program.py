@@ -106,11 +106,11 @@ class Program:
         self.mantissa = min(self.mantissa, mode.mantissa)
         return values
 
-    def filled(self) -> Sequence[Value] | None:
+    def filled(self, zeros: bool) -> Sequence[Value] | None:
         """Results of an eager run on `filled_memory`; None where it does not run so."""
         whole = self.copy()
         try:
-            with filled_memory():
+            with filled_memory(zeros=zeros):
                 return whole.run()[1]
         except Exception:  # an operator may refuse NaN
             return None

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from shadowrun.compiled import other_backends, torchcompile, torchregions
-from shadowrun.compiled.captured import capture
+from shadowrun.compiled.captured_region import capture
 from shadowrun.compiled.compile_spec import INDUCTOR, CompileSpec
 from shadowrun.compiled.dynamo_graph import DynamoGraphRun, EagerFailed
 from shadowrun.compiled.graph import Graph, Snapshot, copy_graph, nbytes, node_origin, preserved_rng, without_layouts
@@ -362,7 +362,7 @@ class Regions:
     def _captured(self, pending: _PendingCall, verdict: Verdict) -> tuple[InputsFile | None, str]:
         """Keep what a script needs to show a call; else why not, where it is wanted."""
         region, graph, snapshot = pending.region, pending.region.graph, pending.snapshot
-        room = self._recorder.room(region.plan, verdict)
+        room = self._recorder.bytes_for_inputs(region.plan, verdict)
         if room is None or graph is None or snapshot is None:
             return None, ""
         needed = nbytes(snapshot.inputs, graph.written)
@@ -375,7 +375,7 @@ class Regions:
         try:
             shown = capture(graph, snapshot, region.compile_spec, needs_grad=needs_grad, is_plain=region.is_plain)
             written = [snapshot.inputs[k] for k in graph.written]
-            kept = self._recorder.keep(region.plan, verdict, shown.arguments(), written)
+            kept = self._recorder.keep_inputs(region.plan, verdict, shown.arguments(), written)
         except NotStorable as reason:
             return None, f"{NOT_KEPT}{reason}"
         except Exception as error:  # the verdict stands

@@ -20,13 +20,13 @@ from torch import fx
 
 from shadowrun.compiled import torchcompile
 from shadowrun.compiled.backend import GraphCase, Region, compile_graph, judge_probe
-from shadowrun.compiled.captured import CapturedRegion, constants_as_inputs
+from shadowrun.compiled.captured_region import CapturedRegion, constants_as_inputs
+from shadowrun.compiled.fault_location import ALONE, localise
 from shadowrun.compiled.graph import Graph, Snapshot, preserved_rng
 from shadowrun.compiled.graph_text import DenseInterpreter
 from shadowrun.compiled.judging import allowed_differences
-from shadowrun.compiled.localise import ALONE, localise
 from shadowrun.compiled.outcome import error_text
-from shadowrun.compiled.probes import Probe, call_probe, eager_values, prefix, tensor_nodes
+from shadowrun.compiled.probe_graphs import Probe, call_probe, eager_values, prefix, tensor_nodes
 from shadowrun.compiled.rounding import RandomResults
 from shadowrun.errors import UsageError
 from shadowrun.intercept.checked_calls import graphs_of_file
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from shadowrun.analysis import Finding
     from shadowrun.compiled.compile_spec import CompileSpec
-    from shadowrun.compiled.localise import FaultyNode
+    from shadowrun.compiled.fault_location import FaultyNode
     from shadowrun.compiled.outcome import CompileReport, RegionReport
     from shadowrun.store.datafile import DataFile
     from shadowrun.types import OpRecord, RunInfo

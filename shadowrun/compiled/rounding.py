@@ -15,7 +15,7 @@ import torch
 
 from shadowrun.intercept.torchapi import DispatchMode
 from shadowrun.numerics.precision import FORMATS
-from shadowrun.operators.facts import ulp_bound
+from shadowrun.operators.facts import facts, ulp_bound
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
@@ -87,11 +87,18 @@ class PerturbedRounding(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
-def filled_memory() -> Iterator[None]:
+def filled_memory(*, zeros: bool = False) -> Iterator[None]:
     """New memory holds NaN, and the largest number of integers: results with these depend on what no kernel writes.
 
     Torch fills it where algorithms have to be deterministic.
+
+    Args:
+        zeros: It holds zeros instead; torch has no such switch, so that this reaches ``torch.empty`` and its like only.
     """
+    if zeros:
+        with _ZeroedMemory():  # type: ignore[no-untyped-call]
+            yield
+        return
     was = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     memory: Any = torch.utils.deterministic
     filled = memory.fill_uninitialized_memory
@@ -104,6 +111,21 @@ def filled_memory() -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(was[0], warn_only=was[1])
         memory.fill_uninitialized_memory = filled
+
+
+class _ZeroedMemory(DispatchMode):  # type: ignore[no-untyped-call]
+    """New memory that the program asks for (``torch.empty``) holds zeros; what a kernel takes for itself does not."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        # `resize_` too leaves memory as it is, but what it returns has values that the program gave it.
+        if (
+            isinstance(func, torch._ops.OpOverload)
+            and not schema_of(func).is_mutable
+            and facts(schema_of(func).name).uninitialised
+        ):
+            out.zero_()
+        return out
 
 
 class Float64Mode(DispatchMode):  # type: ignore[no-untyped-call]

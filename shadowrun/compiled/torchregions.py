@@ -120,7 +120,7 @@ def wrapped_regions(
         if graphs is None:
             graph = getattr(code, "_original_gm", None)
         elif graph is not None and isinstance(code, CompiledFxGraph):
-            graphs.keep(code, graph)
+            graphs.add(code, graph)
         if graph is not None:
             finish(graph)
         return code
@@ -160,7 +160,7 @@ class _Graphs:
     def __init__(self) -> None:
         self._graphs: dict[int, tuple[weakref.ref[Any], fx.GraphModule]] = {}
 
-    def keep(self, code: Any, graph: fx.GraphModule) -> None:
+    def add(self, code: Any, graph: fx.GraphModule) -> None:
         """Keep the graph that `code` was compiled from."""
         # By identity: torch's class of compiled code has no hash.
         number = id(code)

@@ -117,28 +117,26 @@ def error_factor(
         shape: Of the result.
         roundoff: Unit roundoff of its dtype.
         rows: Which elements share statistics.
-        at_least: None too where the factor is not above this, which is known before its standard error.
+        at_least: None too where the factor is not above this and chance: no limit lies below.
     """
     with np.errstate(all="ignore"):
         fine = np.isfinite(errors) & np.isfinite(result)
-        level = float(np.sqrt(np.mean(np.square(result[fine])))) if fine.any() else 0.0
+        # Without the copies, where there is nothing to leave out: the same numbers.
+        whole_result = bool(fine.all())
+        of_fine = result if whole_result else result[fine]
+        level = float(np.sqrt(np.mean(np.square(of_fine)))) if of_fine.size else 0.0
     if not 0.0 < level < np.inf:
         return None
-    o, d = np.where(fine, result, 0.0), np.where(fine, errors, 0.0)
+    o, d = (result, errors) if whole_result else (np.where(fine, result, 0.0), np.where(fine, errors, 0.0))
     # Elements near zero would get a weight without bound, because their relative error is large where terms cancel.
     unit = np.maximum(np.abs(o), level)
     p, z = o / unit, d / (unit * roundoff)
     weights = p * p
     whole = float(weights.sum())
     factor = float(np.dot(p, z)) / whole
-    # Most results end here. What follows sorts the result and sums it along each axis, which cost a fifth of a step.
+    # Most results end here, and most others before the sort below, which cost a fifth of a step.
     if abs(factor) <= at_least or _equal(weights) < ENOUGH / 2:
         return None  # Or a few elements are the result.
-    some = np.abs(result[fine & (result != 0.0)][:_SOME])
-    different = np.unique(some).size
-    # Equal values have equal errors, whose mean does not tend to zero: only different values are evidence.
-    if different < ENOUGH:
-        return None
     # White's standard error: errors of rounding grow with the element, and the usual formula assumes equal variances.
     score = p * (z - factor * p)
     places = [_Rows((prod(shape[:k]), n, prod(shape[k + 1 :])), (0, 2)) for k, n in enumerate(shape) if n > 1]
@@ -146,6 +144,13 @@ def error_factor(
     # Elements of a row share statistics, and those of a column share a factor, so their errors are not independent. The
     # greatest of the standard errors is valid for any of these.
     error = max(float(np.linalg.norm(s)) for s in (score, *(g.of(score) for g in groups))) / whole
+    if at_least and not abs(factor) > at_least + DEVIATIONS * error:
+        return None
+    some = np.abs(result[fine & (result != 0.0)][:_SOME])
+    different = np.unique(some).size
+    # Equal values have equal errors, whose mean does not tend to zero: only different values are evidence.
+    if different < ENOUGH:
+        return None
     # Sums of the same few values err alike in all rows.
     independent = min((_equal(g.of(weights)) for g in ([rows] if rows else places)), default=1.0)
     return ErrorFactor(factor, error, independent if different > DIFFERENT * some.size else 1.0)

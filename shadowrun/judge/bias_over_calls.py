@@ -84,7 +84,7 @@ class BiasOverCalls:
     def __init__(self) -> None:
         self._kinds: dict[tuple[object, ...], _Kind] = {}
 
-    def note(self, case: Case, position: int) -> bool:
+    def add_result(self, case: Case, position: int) -> bool:
         """Count one result.
 
         Returns:

@@ -251,7 +251,7 @@ def _magnitudes(
     for t in inputs:
         extent = max((extent, *t.shape[-2:]))
         if t.is_floating_point() and t.numel() and t.layout == torch.strided:
-            magnitude = t.detach().to(torch.float64).abs().nan_to_num(posinf=0.0)
+            magnitude = t.detach().to(torch.float64).abs().nan_to_num_(posinf=0.0)
             greatest = max(greatest, float(magnitude.max()))
             # A broadcast input has no element for each element of the result; it counts by its greatest only.
             if t.numel() == n and t.shape == shape:

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shadowrun.judge import alternatives, patterns
-from shadowrun.judge.alternatives import holds_on_changed_inputs
-from shadowrun.judge.patterns import MismatchedCall
+from shadowrun.judge import rerun_hypotheses, value_hypotheses
+from shadowrun.judge.rerun_hypotheses import holds_on_changed_inputs
 from shadowrun.judge.result_diff import ResultDiff, flat_values
+from shadowrun.judge.value_hypotheses import MismatchedCall
 from shadowrun.numerics.bits import bits_equal
 from shadowrun.numerics.form import form_difference
 from shadowrun.operators.case import tensors
@@ -182,7 +182,7 @@ def _without_consequences(mismatches: list[ResultDiff]) -> list[ResultDiff]:
 
 def not_written(call: MismatchedCall) -> str | None:
     """An argument that the operator should have written is as it was."""
-    found = patterns.not_written(call)
+    found = value_hypotheses.not_written(call)
     if found is None or not all(bool(f.actual[torch.from_numpy(f.bad)].isnan().all()) for f in call.mismatches):
         return found
     # Any arithmetic with NaN gives NaN. Only where the argument holds numbers does it show whether it is written.
@@ -191,7 +191,7 @@ def not_written(call: MismatchedCall) -> str | None:
     if values is None:
         return None
     again = [replace(f, actual=flat_values(values[f.position])) for f in call.mismatches]
-    return patterns.not_written(MismatchedCall(numbers.case, again, call.oracle))
+    return value_hypotheses.not_written(MismatchedCall(numbers.case, again, call.oracle))
 
 
 def _from_numbers(case: Case) -> Case:
@@ -359,44 +359,44 @@ def _has_subnormals(t: torch.Tensor) -> bool:
     return bool(((size > 0) & (size < torch.finfo(t.dtype).smallest_normal)).any())
 
 
-_TRUNCATED: Final = Hypothesis(Cause.REDUCED_PRECISION, 0.9, alternatives.truncated_results)
-_SCALED: Final = Hypothesis(Cause.IMPLEMENTATION, 0.9, patterns.scaled)
-_COARSE: Final = Hypothesis(Cause.REDUCED_PRECISION, 0.85, patterns.coarse_sums)
+_TRUNCATED: Final = Hypothesis(Cause.REDUCED_PRECISION, 0.9, rerun_hypotheses.truncated_results)
+_SCALED: Final = Hypothesis(Cause.IMPLEMENTATION, 0.9, value_hypotheses.scaled)
+_COARSE: Final = Hypothesis(Cause.REDUCED_PRECISION, 0.85, value_hypotheses.coarse_sums)
 HYPOTHESES: Final[tuple[Hypothesis, ...]] = (
     # Most specific evidence first: bits of the call before cannot be equal by chance.
-    Hypothesis(Cause.IMPLEMENTATION, 0.95, patterns.stale),
+    Hypothesis(Cause.IMPLEMENTATION, 0.95, value_hypotheses.stale),
     Hypothesis(Cause.IMPLEMENTATION, 0.9, uninitialised),
     Hypothesis(Cause.NON_DETERMINISM, 0.9, not_deterministic),
     # After non-determinism: a result that varies may be right by chance on contiguous copies.
     Hypothesis(Cause.LAYOUT, 0.95, right_when_contiguous),
-    Hypothesis(Cause.IMPLEMENTATION, 0.95, patterns.biased_variance),
+    Hypothesis(Cause.IMPLEMENTATION, 0.95, value_hypotheses.biased_variance),
     Hypothesis(Cause.IMPLEMENTATION, 0.95, not_written),
-    Hypothesis(Cause.FLUSHED_SUBNORMALS, 0.95, patterns.flushed_results),
+    Hypothesis(Cause.FLUSHED_SUBNORMALS, 0.95, value_hypotheses.flushed_results),
     # Before what compares values, to which both zeros are the same.
-    Hypothesis(Cause.EXCEPTIONAL_VALUES, 0.9, patterns.sign_of_zero),
+    Hypothesis(Cause.EXCEPTIONAL_VALUES, 0.9, value_hypotheses.sign_of_zero),
     Hypothesis(Cause.FLUSHED_SUBNORMALS, 0.9, flushed_inputs),
-    Hypothesis(Cause.EXCEPTIONAL_VALUES, 0.9, patterns.nan_missing),
-    Hypothesis(Cause.EXCEPTIONAL_VALUES, 0.9, patterns.nan_produced),
-    Hypothesis(Cause.EXCEPTIONAL_VALUES, 0.9, patterns.early_overflow),
-    Hypothesis(Cause.EXCEPTIONAL_VALUES, 0.9, patterns.saturated),
-    Hypothesis(Cause.IMPLEMENTATION, 0.9, alternatives.argument_ignored),
-    Hypothesis(Cause.IMPLEMENTATION, 0.9, alternatives.lost_duplicates),
+    Hypothesis(Cause.EXCEPTIONAL_VALUES, 0.9, value_hypotheses.nan_missing),
+    Hypothesis(Cause.EXCEPTIONAL_VALUES, 0.9, value_hypotheses.nan_produced),
+    Hypothesis(Cause.EXCEPTIONAL_VALUES, 0.9, value_hypotheses.early_overflow),
+    Hypothesis(Cause.EXCEPTIONAL_VALUES, 0.9, value_hypotheses.saturated),
+    Hypothesis(Cause.IMPLEMENTATION, 0.9, rerun_hypotheses.argument_ignored),
+    Hypothesis(Cause.IMPLEMENTATION, 0.9, rerun_hypotheses.lost_duplicates),
     _TRUNCATED,
     Hypothesis(Cause.REDUCED_PRECISION, 0.95, rounded_inputs),
-    Hypothesis(Cause.IMPLEMENTATION, 0.9, alternatives.missing_terms),
-    Hypothesis(Cause.IMPLEMENTATION, 0.9, alternatives.cancelling_formula),
-    Hypothesis(Cause.REDUCED_PRECISION, 0.9, patterns.rounded_results),
-    Hypothesis(Cause.IMPLEMENTATION, 0.9, patterns.sign_flipped),
-    Hypothesis(Cause.IMPLEMENTATION, 0.8, patterns.last_elements),
+    Hypothesis(Cause.IMPLEMENTATION, 0.9, rerun_hypotheses.missing_terms),
+    Hypothesis(Cause.IMPLEMENTATION, 0.9, rerun_hypotheses.cancelling_formula),
+    Hypothesis(Cause.REDUCED_PRECISION, 0.9, value_hypotheses.rounded_results),
+    Hypothesis(Cause.IMPLEMENTATION, 0.9, value_hypotheses.sign_flipped),
+    Hypothesis(Cause.IMPLEMENTATION, 0.8, value_hypotheses.last_elements),
     _SCALED,
-    Hypothesis(Cause.IMPLEMENTATION, 0.85, patterns.update_scaled),
-    Hypothesis(Cause.IMPLEMENTATION, 0.8, patterns.offset),
-    Hypothesis(Cause.IMPLEMENTATION, 0.8, patterns.equals_input),
-    Hypothesis(Cause.IMPLEMENTATION, 0.8, patterns.permuted),
-    Hypothesis(Cause.IMPLEMENTATION, 0.7, patterns.block_edge),
+    Hypothesis(Cause.IMPLEMENTATION, 0.85, value_hypotheses.update_scaled),
+    Hypothesis(Cause.IMPLEMENTATION, 0.8, value_hypotheses.offset),
+    Hypothesis(Cause.IMPLEMENTATION, 0.8, value_hypotheses.equals_input),
+    Hypothesis(Cause.IMPLEMENTATION, 0.8, value_hypotheses.permuted),
+    Hypothesis(Cause.IMPLEMENTATION, 0.7, value_hypotheses.block_edge),
     _COARSE,
     # Last, as a guess by the size of the errors: any other explanation that holds says more.
-    Hypothesis(Cause.REDUCED_PRECISION, 0.4, patterns.coarse_noise),
+    Hypothesis(Cause.REDUCED_PRECISION, 0.4, value_hypotheses.coarse_noise),
 )
 # Where no element is wrong by itself, only what describes all elements can be shown to hold.
 _ON_THE_WHOLE: Final = (_TRUNCATED, _SCALED, _COARSE)

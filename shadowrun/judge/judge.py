@@ -16,7 +16,7 @@ from shadowrun.types import Status, TensorDiff, Verdict
 if TYPE_CHECKING:
     from shadowrun.judge.hypotheses import KnownCauses
     from shadowrun.judge.ladder import Trace
-    from shadowrun.judge.remembered import ContextBounds
+    from shadowrun.judge.remembered_bounds import ContextBounds
     from shadowrun.operators.case import Case
 
 from shadowrun.judge.judgement import Judgement, done, is_random
@@ -86,7 +86,7 @@ class Judge:
                 if sampled is not None:
                     self.sampled = True
                     if self.trace is not None:
-                        self.trace.note(Rung.SLICES, "", sampled[0].evidence, "", sampled[0])
+                        self.trace.add_step(Rung.SLICES, "", sampled[0].evidence, "", sampled[0])
                     return sampled
         except Uncomparable as error:
             return Verdict(Status.UNVERIFIED, explanation=str(error)), (), ()

@@ -21,11 +21,11 @@ from shadowrun.judge.bounds import RATIO
 from shadowrun.judge.closeness import ClosenessCheck
 from shadowrun.judge.factorizations import by_equation, in_another_order
 from shadowrun.judge.ladder import Rung
+from shadowrun.judge.matrix_products import rounded_inputs_of_long_product, short_product_error
 from shadowrun.judge.oracle import FEW_RUNS, MANY_RUNS, NoOracle, Oracle
 from shadowrun.judge.oracle_verdict import reference_wrong, verdict_by_oracle
-from shadowrun.judge.products import rounded_inputs_of_long_product, short_product_error
 from shadowrun.judge.result_diff import ResultDiff, diff_results
-from shadowrun.judge.undefined import undefined
+from shadowrun.judge.undefined_elements import undefined
 from shadowrun.numerics.bits import bits_equal
 from shadowrun.numerics.diff import diff
 from shadowrun.numerics.form import form_difference
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from shadowrun.judge.bias_over_calls import BiasOverCalls
     from shadowrun.judge.hypotheses import KnownCauses
     from shadowrun.judge.ladder import Trace
-    from shadowrun.judge.remembered import ContextBounds
+    from shadowrun.judge.remembered_bounds import ContextBounds
     from shadowrun.operators.case import Case, Value
 
 __all__ = ["Examined", "Judgement", "Parts", "ToleranceOf", "done", "is_random"]
@@ -86,7 +86,7 @@ class Judgement:
         for k, (name, actual, expected) in enumerate(zip(case.names, case.actual, case.expected, strict=True)):
             form = form_difference(actual, expected)
             if form and self.trace is not None:
-                self.trace.note(Rung.FORM, name, form)
+                self.trace.add_step(Rung.FORM, name, form)
             # CUDA keeps the statistics of 16-bit norms in float32, and those of batch norm in evaluation where the CPU
             # keeps none.
             if form and k in self.facts.saved and _another_way_to_save(actual, expected):
@@ -102,27 +102,27 @@ class Judgement:
             elif form:
                 verdict = Verdict(Status.MISMATCH, Cause.METADATA, form.partition(" ")[0], f"{name}: {form}")
                 if self.trace is not None:
-                    self.trace.note(Rung.FORM, name, form, "", verdict)
+                    self.trace.add_step(Rung.FORM, name, form, "", verdict)
                 return verdict, tuple(self.diffs.values())
         verdict = yield from self._values()
         if stride_only and verdict.status is not Status.MISMATCH:
             verdict = Verdict(Status.MISMATCH, Cause.METADATA, "stride", stride_only, 0.9)
             if self.trace is not None:
-                self.trace.note(Rung.FORM, "", stride_only, "", verdict)
+                self.trace.add_step(Rung.FORM, "", stride_only, "", verdict)
         return verdict, tuple(self.diffs.values())
 
     def _values(self) -> Parts[Verdict]:
         if self.trace is not None:
             for name, d in zip(self.case.names, map(self.diffs.get, range(len(self.case.names))), strict=True):
                 n = d.n_different if d is not None else 0
-                self.trace.note(Rung.BITS, name, f"{n} elements differ", "0", None if n else Status.MATCH)
+                self.trace.add_step(Rung.BITS, name, f"{n} elements differ", "0", None if n else Status.MATCH)
         # Bits are compared as integers: under flushing of subnormals, a floating comparison calls a subnormal equal to
         # 0.
         if not any(d.n_different for d in self.diffs.values()):
             return Verdict(Status.MATCH)
         if is_random(self.case):
             if self.trace is not None:
-                self.trace.note(Rung.RANDOM, "", "its draws differ", "", Status.UNVERIFIED)
+                self.trace.add_step(Rung.RANDOM, "", "its draws differ", "", Status.UNVERIFIED)
             return Verdict(Status.UNVERIFIED, Cause.RANDOMNESS, "random operator")
         verdicts, mismatches = [], self.mismatches
         for k, d in self.diffs.items():
@@ -147,7 +147,7 @@ class Judgement:
             if found is not None:
                 if self.trace is not None:
                     figure = f"{found.explanation}: {found.evidence}, confidence {found.confidence:g}"
-                    self.trace.note(Rung.CAUSE, "", figure, "", found)
+                    self.trace.add_step(Rung.CAUSE, "", figure, "", found)
                 return replace(found, evidence=f"{worst.evidence}; {found.evidence}")
             if all(f.has_only_classes for f in mismatches):
                 return replace(worst, cause=Cause.EXCEPTIONAL_VALUES, explanation="NaN or infinity handled differently")
@@ -162,14 +162,14 @@ class Judgement:
             return None
         # Each call is counted, also one that a ULP bound decides: a bias of small results shows in the number of calls
         # only.
-        if self.bias_over_calls.note(self.case, position) or self.ulp_bound is not None:
+        if self.bias_over_calls.add_result(self.case, position) or self.ulp_bound is not None:
             return None
         verdict = self.closeness.verdict(position, d)
         if verdict is None and self.bounds is not None:
             verdict = self.bounds.close(position, d)
         if self.trace is not None:
             figure = verdict.evidence if verdict is not None else f"max {d.max_ulp} ULP"
-            self.trace.note(Rung.CLOSENESS, d.name, figure, self.closeness.limit(position), verdict)
+            self.trace.add_step(Rung.CLOSENESS, d.name, figure, self.closeness.limit(position), verdict)
         return verdict
 
     @cached_property
@@ -203,7 +203,7 @@ class Judgement:
             reason, mask = open_elements
             if self.trace is not None:
                 figure = f"{reason}: {int(mask.sum())} of {mask.size} differing elements"
-                self.trace.note(Rung.OPEN, result_diff.name, figure, "", Status.UNVERIFIED if mask.all() else None)
+                self.trace.add_step(Rung.OPEN, result_diff.name, figure, "", Status.UNVERIFIED if mask.all() else None)
             # Elements that are not open are judged as always: one tie must not excuse a wrong value next to it.
             if mask.all():
                 return Verdict(
@@ -231,7 +231,7 @@ class Judgement:
             decided = self._by_bound(result_diff, self.ulp_bound)
             if self.trace is not None:
                 figure = decided.evidence if decided is not None else f"max {d.max_ulp} ULP"
-                self.trace.note(
+                self.trace.add_step(
                     Rung.BOUND, result_diff.name, figure, f"{self.ulp_bound} ULP: {self.facts.source}", decided
                 )
             if decided is not None:
@@ -240,7 +240,7 @@ class Judgement:
 
     def _decided(self, rung: Rung, result_diff: ResultDiff, verdict: Verdict) -> Verdict:
         if self.trace is not None:
-            self.trace.note(rung, result_diff.name, verdict.evidence or verdict.explanation, "", verdict)
+            self.trace.add_step(rung, result_diff.name, verdict.evidence or verdict.explanation, "", verdict)
         return verdict
 
     def _floats(self) -> list[torch.dtype]:
@@ -358,7 +358,7 @@ class Judgement:
         if verdict.status is Status.MISMATCH and result_diff.position in self.facts.not_unique:
             verdict = Verdict(Status.UNVERIFIED, Cause.UNDEFINED, f"{result_diff.name} is not unique", verdict.evidence)
         if self.trace is not None:
-            self.trace.settle(verdict)
+            self.trace.decided(verdict)
         return verdict
 
     def _against_oracle(self, result_diff: ResultDiff, d: TensorDiff, oracle: Oracle, n_runs: int) -> Verdict:
@@ -369,7 +369,7 @@ class Judgement:
             limit = f"{result_diff.limit:.3g} units" if result_diff.limit else ""
             figure = f"{verdict.evidence} ({runs} perturbed runs)"
             decided = verdict if verdict.status is Status.MATCH else None
-            self.trace.note(Rung.ORACLE, result_diff.name, figure, limit, decided)
+            self.trace.add_step(Rung.ORACLE, result_diff.name, figure, limit, decided)
         return verdict
 
     def _without_oracle(self, result_diff: ResultDiff, reason: NoOracle) -> Verdict:

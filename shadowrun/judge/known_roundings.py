@@ -19,9 +19,9 @@ from shadowrun.judge.bounds import RATIO
 from shadowrun.judge.hypotheses import ROUNDED_INPUTS, rounding_named
 from shadowrun.judge.large_results import is_large
 from shadowrun.judge.oracle import n_terms
-from shadowrun.judge.patterns import MARGIN
 from shadowrun.judge.result_diff import flat_values
 from shadowrun.judge.rounding_bounds import rounding_bound
+from shadowrun.judge.value_hypotheses import MARGIN
 from shadowrun.numerics.bits import plainly_equal
 from shadowrun.numerics.diff import diff
 from shadowrun.operators.case import tensors
@@ -85,6 +85,8 @@ class KnownRoundings:
         known = _fitted(case, verdict, diffs)
         if known is not None:
             if former is not None:
+                # Only a call that is worse than all of the context is measured anew, so that the greatest distance
+                # stays.
                 known.worst = {k: max(d, former.worst.get(k, 0.0)) for k, d in known.worst.items()}
             self._known[context] = known
 
@@ -94,6 +96,7 @@ class KnownRoundings:
         if known is None:
             return None
         key = case.op, known.verdict.explanation
+        # From 1: the ladder has judged the call that taught the rounding.
         self._n_calls[key] = n_calls = self._n_calls.get(key, 1) + 1
         # A power of two: the ladder looks again.
         if not n_calls & (n_calls - 1) or len(case.actual) != len(case.expected):
@@ -121,6 +124,7 @@ def _fitted(case: Case, verdict: Verdict, diffs: tuple[TensorDiff, ...]) -> _Kno
     wrong = {d.name: d for d in diffs if d.n_mismatched}
     if len(wrong) != len(diffs):
         return None  # a result that is rounding has other bounds, which are not known here
+    # Devices that round the factors of a product leave a bias in float32: tried first.
     for only_matrices in (True, False):
         values = _on_rounded_inputs(case, verdict.explanation, only_matrices)
         fits = {}

@@ -63,14 +63,14 @@ class Step:
 class Trace(list[Step]):
     """The steps of a judgement, in order."""
 
-    def note(
+    def add_step(
         self, rung: Rung, result: str, figure: str, limit: str = "", decided: Verdict | Status | None = None
     ) -> None:
         """Add a step; `decided` is the verdict that it led to, if it did."""
         outcome = decided.status if isinstance(decided, Verdict) else decided
         self.append(Step(rung, result, figure.removeprefix(f"{result}: "), limit, outcome))
 
-    def settle(self, verdict: Verdict) -> None:
+    def decided(self, verdict: Verdict) -> None:
         """The last step led to a verdict."""
         self[-1] = replace(self[-1], outcome=verdict.status)
 

@@ -88,7 +88,7 @@ class Oracle:
         self._coarsest = max(self.roundoff, result_roundoff(case))
         self.n_perturbed_runs = 0
         # Of its own and seeded: the program's stream stays, and the same call always has the same verdict.
-        self._generator = np.random.default_rng(0x5EED)
+        self._steps = _Steps()
         self._values = self._run(None)
         self.truths = tuple(_truth(v) for v in self._values)
 
@@ -209,11 +209,7 @@ class Oracle:
         return self.roundoff if fmt is None else max(self.roundoff, min(fmt.roundoff, self._coarsest))
 
     def _perturb_values(self, flat: torch.Tensor, roundoff: float) -> torch.Tensor:
-        r = self._generator.random(flat.numel())
-        # Sign times 0.5 to 1: no run is wasted on small steps, and equal inputs get different values.
-        r = np.where(r < 0.5, -1.0 + r, r)
-        roundoff = max(roundoff, _MIN_STEP)
-        return flat.mul_(torch.from_numpy(r).mul_(roundoff).add_(1.0))
+        return flat.mul_(self._steps.take(flat.numel()).mul(max(roundoff, _MIN_STEP)).add_(1.0))
 
     def _rewrite(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, perturb: bool) -> Any:
         schema = schema_of(self._case.func).arguments
@@ -230,11 +226,47 @@ class Oracle:
                 return False
             if perturb and type(value) is float and not (floats and float(np.float32(value)) == value):
                 # A device may hold a scalar in its compute dtype; exponents such as 2.0 must stay.
-                return value * (1 + self.roundoff * self._generator.uniform(-1, 1))
+                return value * (1 + self.roundoff * self._steps.uniform())
             return value
 
         changed = tuple(change(schema[i].name, a) for i, a in enumerate(args))
         return changed, {k: change(k, v) for k, v in kwargs.items()}
+
+
+class _Steps:
+    """Random steps, from the same stream in each oracle; the beginning of the stream is drawn once for all."""
+
+    _first = torch.empty(0, dtype=torch.float64)
+    _seed = 0x5EED
+    _most = 1 << 21
+
+    def __init__(self) -> None:
+        self._at = 0
+
+    def take(self, n: int) -> torch.Tensor:
+        """The next `n` of the stream; not to be written to.
+
+        Each is a sign times 0.5 to 1: no run is wasted on small steps, and equal inputs get different values.
+        """
+        start, self._at = self._at, self._at + n
+        if self._at > self._most:
+            return self._drawn(start, n)
+        first = _Steps._first
+        if first.numel() < self._at:
+            # A power of two: a larger call each time would otherwise draw all of it again.
+            first = _Steps._first = self._drawn(0, min(self._most, 1 << (self._at - 1).bit_length()))
+        return first[start : self._at]
+
+    def uniform(self) -> float:
+        """The next number of the stream, from -1 to 1."""
+        step = float(self.take(1))
+        return 2.0 * (step + 1.0 if step < 0 else step) - 1.0
+
+    def _drawn(self, start: int, n: int) -> torch.Tensor:
+        stream = np.random.PCG64(self._seed)
+        stream.advance(start)
+        r = np.random.Generator(stream).random(n)
+        return torch.from_numpy(np.where(r < 0.5, -1.0 + r, r))
 
 
 def bytes_needed(case: Case) -> int:

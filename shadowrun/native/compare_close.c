@@ -1,5 +1,5 @@
-/* A call whose results differ by no more than its context passes: `ContextBounds.judge` of judge/remembered.py and
- * `SameDeviceVerdicts.record_close` of replay/same_device.py are the specification.
+/* A call whose results differ by no more than its context passes: `ContextBounds.judge` of judge/remembered_bounds.py and
+ * `SameDeviceVerdicts.record_close` of replay/same_device_verdicts.py are the specification.
  *
  * Python records the first such call of a context, and the keys under which it found the rows that this call refers to:
  * its verdict, and the forms of its results. Calls that need the same rows are recorded here.
@@ -161,17 +161,6 @@ static int close_has_form(const CloseResult *r, PyObject *actual, PyObject *expe
     return same;
 }
 
-/* A row of the table of differences: `encode_diff` of store/codec.py. */
-static PyObject *close_row(long long seq, Py_ssize_t position, PyObject *tensor, const SrFigures *d) {
-    typedef unsigned long long count;
-    PyObject *place = d->form.ndim ? PyLong_FromLongLong(d->worst) : Py_NewRef(Py_None);
-    return place == NULL ? NULL
-                         : Py_BuildValue(
-                               "LnOKidddKlKKKKNddddsK", seq, position, tensor, (count)d->n_different, 0, d->max_abs, d->max_rel, d->rmse,
-                               (count)d->max_ulp, d->remaining_bits, (count)d->n_nan, (count)d->n_inf, (count)d->n_zero_sign,
-                               (count)d->n_subnormal, place, d->worst_actual, d->worst_expected, -1.0, -1.0, "", (count)d->n_from_zero);
-}
-
 int sr_add_close(
     SrCompareHandler *self, SrCall *call, PyObject *const *mine, PyObject *const *others, Py_ssize_t n, long long ns, long long other_ns,
     int *failed) {
@@ -230,7 +219,7 @@ int sr_add_close(
         Py_ssize_t position = 0;
         for (Py_ssize_t k = 0; k < n && !*failed; k++) {
             if (measured[k] != NULL) {
-                rows[k] = close_row(seq, position++, tensors[k], measured[k]);
+                rows[k] = sr_diff_row(seq, position++, tensors[k], measured[k]);
                 *failed = rows[k] == NULL || PyList_Append(self->diff_rows, rows[k]) ? -1 : 0;
                 Py_XDECREF(rows[k]);
             }

@@ -117,6 +117,8 @@ typedef struct {
 int sr_read_forms(PyObject *actual, PyObject *expected, SrFigures *found);
 /* Then: the pass over memory. Releases the GIL if there is much of it. */
 void sr_measure(SrFigures *found);
+/* Of what was measured, a row of the table of differences: `encode_diff` of store/codec.py. NULL with an exception. */
+PyObject *sr_diff_row(long long seq, Py_ssize_t position, PyObject *tensor, const SrFigures *d);
 /* Strides of two contiguous tensors of one shape: a tuple, None if they differ, NULL with an exception. */
 PyObject *sr_common_strides(PyObject *actual, PyObject *expected, const SrTensor *t);
 
@@ -130,6 +132,9 @@ int sr_is_origins(PyObject *value);
 sr_result sr_find_origin(SrOrigins *self, int depth, SrOrigin *origin); /* done, or an error */
 void sr_drop_origin(SrOrigin *origin);
 sr_result sr_note_origin(SrOrigins *self, int depth); /* for the call's backward; done, or an error */
+
+/* call_pages.c */
+PyObject *sr_call_rows(PyObject *module, PyObject *args);
 
 /* compare_rows.c */
 typedef struct SrRowBuffer SrRowBuffer;

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <structmember.h>
 
-#define VERSION 28
+#define VERSION 29
 
 #ifndef SOURCES
 #define SOURCES 0 /* checksum of the C files, set by building.py */
@@ -189,6 +189,7 @@ static PyMethodDef functions[] = {
     {"place", sr_place, METH_O, NULL},
     {"setup_storage_rows", sr_setup_storage_rows, METH_O, NULL},
     {"forget_freed", sr_forget_freed, METH_O, NULL},
+    {"call_rows", sr_call_rows, METH_VARARGS, NULL},
     {"keep_heap", (PyCFunction)module_keep_heap, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -21,6 +21,9 @@ PyObject *sr_setup_storage_rows(PyObject *module, PyObject *free_reference);
 PyObject *sr_forget_freed(PyObject *module, PyObject *storages);
 SrStorageRows *sr_new_storage_rows(PyObject *tensor, long long version);
 int sr_renew_storage_rows(SrStorageRows *self, long long version); /* forget all rows; -1 with an exception */
+PyObject *sr_place_key(const SrPlace *place, PyObject *form);
+SrStorageRows *sr_known_storage(PyObject *storages, const SrPlace *place);
+SrStorageRows *sr_renewed_storage(PyObject *storages, PyObject *tensor, const SrPlace *place);
 
 /* Whether no write was missed since the last recorded one. */
 int sr_is_current(SrStorageRows *self, long long version);

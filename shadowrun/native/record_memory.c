@@ -73,6 +73,51 @@ int sr_is_current(SrStorageRows *self, long long version) {
 
 int sr_is_storage_rows(PyObject *value) { return Py_IS_TYPE(value, storage_rows_type); }
 
+/* The key of a tensor's place in its storage, as `_place` of recording/data_flow.py: owned; NULL with an exception. */
+PyObject *sr_place_key(const SrPlace *place, PyObject *form) {
+    if (place->offset == 0) {
+        return Py_NewRef(form);
+    }
+    static PyObject *shift;
+    if (shift == NULL && (shift = PyLong_FromLong(32)) == NULL) {
+        return NULL;
+    }
+    PyObject *offset = PyLong_FromLongLong(place->offset);
+    PyObject *shifted = offset == NULL ? NULL : PyNumber_Lshift(offset, shift);
+    PyObject *key = shifted == NULL ? NULL : PyNumber_Add(shifted, form);
+    Py_XDECREF(offset);
+    Py_XDECREF(shifted);
+    return key;
+}
+
+/* What is known of a storage: borrowed; NULL, perhaps with an exception. */
+SrStorageRows *sr_known_storage(PyObject *storages, const SrPlace *place) {
+    PyObject *key = PyLong_FromVoidPtr(place->storage);
+    PyObject *found = key == NULL ? NULL : PyDict_GetItemWithError(storages, key);
+    Py_XDECREF(key);
+    return found != NULL && sr_is_storage_rows(found) ? (SrStorageRows *)found : NULL;
+}
+
+/* The same afresh, for a tensor that a call made or wrote to: borrowed; NULL with an exception. */
+SrStorageRows *sr_renewed_storage(PyObject *storages, PyObject *tensor, const SrPlace *place) {
+    long long version;
+    SrStorageRows *known = sr_known_storage(storages, place);
+    if (PyErr_Occurred() || sr_read_version(tensor, &version)) {
+        return NULL;
+    }
+    if (known != NULL) {
+        return sr_renew_storage_rows(known, version) ? NULL : known;
+    }
+    PyObject *key = PyLong_FromVoidPtr(place->storage);
+    SrStorageRows *made = key == NULL ? NULL : sr_new_storage_rows(tensor, version);
+    if (made != NULL && PyDict_SetItem(storages, key, (PyObject *)made)) {
+        Py_CLEAR(made);
+    }
+    Py_XDECREF(key);
+    Py_XDECREF((PyObject *)made); /* the dict has it */
+    return made;
+}
+
 static PyObject *storage_rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     PyObject *tensor;
     long long version;

@@ -73,51 +73,6 @@ static PyObject *rows_form(TensorRows *self, PyObject *tensor, const SrPlace *pl
     return known;
 }
 
-/* The key of a tensor's place in its storage, as `_place` of recording/data_flow.py: owned; NULL with an exception. */
-static PyObject *rows_place(const SrPlace *place, PyObject *form) {
-    if (place->offset == 0) {
-        return Py_NewRef(form);
-    }
-    static PyObject *shift;
-    if (shift == NULL && (shift = PyLong_FromLong(32)) == NULL) {
-        return NULL;
-    }
-    PyObject *offset = PyLong_FromLongLong(place->offset);
-    PyObject *shifted = offset == NULL ? NULL : PyNumber_Lshift(offset, shift);
-    PyObject *key = shifted == NULL ? NULL : PyNumber_Add(shifted, form);
-    Py_XDECREF(offset);
-    Py_XDECREF(shifted);
-    return key;
-}
-
-/* What is known of a storage: borrowed; NULL, perhaps with an exception. */
-static SrStorageRows *rows_storage(TensorRows *self, const SrPlace *place) {
-    PyObject *key = PyLong_FromVoidPtr(place->storage);
-    PyObject *found = key == NULL ? NULL : PyDict_GetItemWithError(self->storages, key);
-    Py_XDECREF(key);
-    return found != NULL && sr_is_storage_rows(found) ? (SrStorageRows *)found : NULL;
-}
-
-/* The same afresh, for a tensor that a call made or wrote to: borrowed; NULL with an exception. */
-static SrStorageRows *rows_renewed(TensorRows *self, PyObject *tensor, const SrPlace *place) {
-    long long version;
-    SrStorageRows *known = rows_storage(self, place);
-    if (PyErr_Occurred() || sr_read_version(tensor, &version)) {
-        return NULL;
-    }
-    if (known != NULL) {
-        return sr_renew_storage_rows(known, version) ? NULL : known;
-    }
-    PyObject *key = PyLong_FromVoidPtr(place->storage);
-    SrStorageRows *made = key == NULL ? NULL : sr_new_storage_rows(tensor, version);
-    if (made != NULL && PyDict_SetItem(self->storages, key, (PyObject *)made)) {
-        Py_CLEAR(made);
-    }
-    Py_XDECREF(key);
-    Py_XDECREF((PyObject *)made); /* the dict has it */
-    return made;
-}
-
 /* -- inputs */
 
 /* The row with a tensor's values: owned; NULL, perhaps with an exception, where Python has to look. */
@@ -125,7 +80,7 @@ static PyObject *rows_of_input(TensorRows *self, PyObject *tensor, SrOnDevice *o
     SrPlace place;
     long long version;
     int known = sr_read_place(tensor, &place);
-    SrStorageRows *storage = known ? rows_storage(self, &place) : NULL;
+    SrStorageRows *storage = known ? sr_known_storage(self->storages, &place) : NULL;
     if (known && place.device != SR_TORCH_CPU && on_device->tensor == NULL) {
         on_device->tensor = tensor;
         on_device->type = place.device;
@@ -133,7 +88,7 @@ static PyObject *rows_of_input(TensorRows *self, PyObject *tensor, SrOnDevice *o
     if (storage == NULL || sr_read_version(tensor, &version) || !sr_is_current(storage, version)) {
         return NULL;
     }
-    PyObject *form = rows_form(self, tensor, &place), *key = form == NULL ? NULL : rows_place(&place, form);
+    PyObject *form = rows_form(self, tensor, &place), *key = form == NULL ? NULL : sr_place_key(&place, form);
     PyObject *row = key == NULL ? NULL : PyDict_GetItemWithError(storage->rows, key);
     if (row == NULL && key != NULL && !PyErr_Occurred() && storage->last != Py_None) {
         row = storage->last;
@@ -280,11 +235,11 @@ static int rows_put_digested(TensorRows *self, int kind, int position, PyObject 
     return failed ? -1 : 0;
 }
 
-/* DataFlow.written: `base` is the row that the rest of the storage comes from. */
+/* DataFlow.note_write: `base` is the row that the rest of the storage comes from. */
 static int rows_written(TensorRows *self, const RowsValue *value, const SrPlace *place, PyObject *key, PyObject *row, long long *base) {
-    SrStorageRows *before = rows_storage(self, place);
+    SrStorageRows *before = sr_known_storage(self->storages, place);
     PyObject *rest = Py_NewRef(before == NULL ? Py_None : before->last);
-    SrStorageRows *storage = PyErr_Occurred() ? NULL : rows_renewed(self, value->tensor, place);
+    SrStorageRows *storage = PyErr_Occurred() ? NULL : sr_renewed_storage(self->storages, value->tensor, place);
     int64_t all;
     int failed = storage == NULL || PyDict_SetItem(storage->rows, key, row);
     int covers = sr_read_storage_size(value->tensor, &all) && value->n_bytes >= (size_t)all;
@@ -310,12 +265,12 @@ static int rows_add_value(TensorRows *self, const SrOperator *operator, const Ro
         PyErr_SetString(PyExc_RuntimeError, "TensorRows: a tensor changed its kind");
         return -1;
     }
-    PyObject *form = rows_form(self, value->tensor, &place), *key = form == NULL ? NULL : rows_place(&place, form);
+    PyObject *form = rows_form(self, value->tensor, &place), *key = form == NULL ? NULL : sr_place_key(&place, form);
     PyObject *row = key == NULL ? NULL : PyLong_FromLongLong(row_number);
     SrStorageRows *storage = NULL;
     int failed = row == NULL, kind = value->is_written ? KIND_WRITTEN : KIND_RESULT;
     if (!failed && operator->is_view) { /* of memory that is known: `rows_can_add` has looked */
-        storage = rows_storage(self, &place);
+        storage = sr_known_storage(self->storages, &place);
         failed = storage == NULL || PyDict_SetItem(storage->rows, key, row);
         if (!failed) {
             storage->counts = (char)(storage->counts || operator->counts);
@@ -324,7 +279,7 @@ static int rows_add_value(TensorRows *self, const SrOperator *operator, const Ro
     } else if (!failed && value->is_written) {
         failed = rows_written(self, value, &place, key, row, &base);
     } else if (!failed) {
-        storage = rows_renewed(self, value->tensor, &place);
+        storage = sr_renewed_storage(self->storages, value->tensor, &place);
         failed = storage == NULL || PyDict_SetItem(storage->rows, key, row);
         if (!failed) {
             Py_XSETREF(storage->last, Py_NewRef(row));
@@ -352,10 +307,10 @@ static int rows_can_add(TensorRows *self, const SrOperator *operator, PyObject *
         return 0;
     }
     if (operator->is_view) {
-        return rows_storage(self, &place) != NULL;
+        return sr_known_storage(self->storages, &place) != NULL;
     }
     /* A result in known memory is none of its own: Python looks at it. */
-    if ((!is_written && rows_storage(self, &place) != NULL) || !sr_read_tensor_anywhere(tensor, &t)) {
+    if ((!is_written && sr_known_storage(self->storages, &place) != NULL) || !sr_read_tensor_anywhere(tensor, &t)) {
         return 0;
     }
     *n_bytes = sr_n_bytes(&t);

@@ -379,6 +379,16 @@ void sr_measure(SrFigures *found) {
     found->worst = t.worst < 0 ? 0 : t.worst;
 }
 
+PyObject *sr_diff_row(long long seq, Py_ssize_t position, PyObject *tensor, const SrFigures *d) {
+    typedef unsigned long long count;
+    PyObject *place = d->form.ndim ? PyLong_FromLongLong(d->worst) : Py_NewRef(Py_None);
+    return place == NULL ? NULL
+                         : Py_BuildValue(
+                               "LnOKidddKlKKKKNddddsK", seq, position, tensor, (count)d->n_different, 0, d->max_abs, d->max_rel, d->rmse,
+                               (count)d->max_ulp, d->remaining_bits, (count)d->n_nan, (count)d->n_inf, (count)d->n_zero_sign,
+                               (count)d->n_subnormal, place, d->worst_actual, d->worst_expected, -1.0, -1.0, "", (count)d->n_from_zero);
+}
+
 /* diff(name, actual, expected): see numerics/diff.py. None for what is not plain, or differs in form. */
 PyObject *sr_diff(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     (void)module;

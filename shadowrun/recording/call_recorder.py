@@ -20,14 +20,13 @@ from shadowrun.intercept.generated_code import GeneratedCode
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.intercept.user_call import own_call
 from shadowrun.recording.block_buffer import placement
-from shadowrun.recording.call_inputs import CallInputs, NewLeaf, NotedCall
-from shadowrun.recording.call_results import CallResults, flat, has_memory
+from shadowrun.recording.call_inputs import CPU, CallInputs, NewLeaf, NotedCall
+from shadowrun.recording.call_results import CallResults, flat, has_memory, tensors_with_memory
 from shadowrun.recording.data_flow import DataFlow, Leaf
 from shadowrun.recording.model import NONE, Kind
 from shadowrun.recording.native_calls import NativeCalls, State, make_native_calls
 from shadowrun.recording.undeclared_writes import UndeclaredWrites
 from shadowrun.recording.waiting_digests import WaitingDigests, is_capturing, probe_again
-from shadowrun.replay.call import draws_random
 from shadowrun.torch_private import is_distributed, local_part
 
 if TYPE_CHECKING:
@@ -36,14 +35,13 @@ if TYPE_CHECKING:
     from shadowrun.intercept.attribution import Attribution, Origin
     from shadowrun.recording.block_buffer import BlockBuffer
     from shadowrun.recording.captured_inputs import CapturedInputs
-    from shadowrun.recording.kernels import KernelTracer
+    from shadowrun.recording.kernel_tracer import KernelTracer
     from shadowrun.recording.provenance import Provenance
     from shadowrun.recording.step_outputs import StepOutputs
     from shadowrun.schedule.selection import Selection
 
 __all__ = ["CallRecorder"]
 
-_CPU: Final = torch.device("cpu")
 _FRAMES: Final = 3  # of shadowrun, above `_before`: the search for the program's line skips them
 _MAX_ROWS: Final = 0xFFFF
 _RAISED: Final = "raised"
@@ -87,7 +85,6 @@ class CallRecorder:
         self._selection = selection
         self._provenance = provenance
         self._n_rows = n_rows
-        self._first_call_on = first_call_on
         self._captured = captured
         self._outputs = outputs
         self.plans: dict[int, OpPlan] = {}
@@ -97,11 +94,11 @@ class CallRecorder:
         self.skipped: Counter[str] = Counter()
         self.failure = ""
         self._buffer: BlockBuffer | None = None
-        self._devices: dict[torch.device, str] = {}
         self._flow, self._waiting = DataFlow(), WaitingDigests()
         self._results = CallResults(self._flow, self._waiting, n_rows)
         self._inputs = CallInputs(
-            self._flow, provenance, self._results.digest, attribution.modules, lambda: self._state.unseen
+            *(self._flow, provenance, self._results.digest, attribution.modules, first_call_on),
+            unseen=lambda: self._state.unseen,
         )
         self._undeclared = UndeclaredWrites(self._waiting)
         self._generated = GeneratedCode(self._enter_generated, self._leave_generated)
@@ -117,6 +114,7 @@ class CallRecorder:
         self._captured.writer = buffer.writer
         # What the program did between two blocks was not observed.
         self._flow.clear()
+        # A simulated device may have got a flaw since then: it must not digest its own faults.
         probe_again()
         self._n_generated, self._state.unseen = 0, False
         self._generated.start()
@@ -150,7 +148,7 @@ class CallRecorder:
 
     def _add_to_native(self, plan: OpPlan) -> None:
         if self._native is not None:
-            self._native.add_operator(plan, draws_noted=self._provenance.has_draw(_CPU))
+            self._native.add_operator(plan, draws_noted=self._provenance.has_draw(CPU))
 
     def stop(self) -> None:
         """Only run calls from here on."""
@@ -254,7 +252,7 @@ class CallRecorder:
             done = True
         finally:
             with self.lock:
-                self._undeclared.ended()
+                self._undeclared.end_call()
                 if noted.watched[1]:
                     self._state.watching = False
             if not done:  # what it has written to until then is not known
@@ -315,8 +313,7 @@ class CallRecorder:
             self._skip(reason, plan, args, kwargs)
             return None
         # Its kernels run when the graph is replayed: there are no values now.
-        if is_capturing() and _is_on_cuda(args, kwargs):
-            self._inputs.has_graphs = True
+        if self._inputs.is_for_graph(args, kwargs):
             self._skip(_IN_GRAPH, plan, args, kwargs)
             return None
         noted = NotedCall(origin, [])
@@ -330,41 +327,22 @@ class CallRecorder:
             # What `out=` is given is a result.
             if name not in outs:
                 inputs.note(noted, a, buffer.form)
-        self._note_device(noted, kwargs)
+        inputs.note_device(noted, kwargs)
         # Calls that C runs on other threads do not come here.
         alone = self._native is None or not self._native.handler.n_running
-        noted.watched = self._undeclared.before(plan, args, kwargs, alone=alone)
+        noted.watched = self._undeclared.begin_call(plan, args, kwargs, alone=alone)
         if noted.watched[1]:
             self._state.watching = True
         if self._captured.takes_inputs:
-            noted.captured = self._captured.before(plan, origin, args, kwargs)
+            noted.captured = self._captured.keep_inputs(plan, origin, args, kwargs)
         return noted
 
     def _note_draw(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note the state of the default generator that a call draws from."""
-        if kwargs.get("generator") is None and draws_random(plan, args, kwargs):
-            wanted = kwargs.get("device")
-            first = next((t.device for t in flat(args) if isinstance(t, torch.Tensor)), _CPU)
-            device = wanted if isinstance(wanted, torch.device) else first
-            is_first = not self._provenance.has_draw(device)
-            self._provenance.add_draw(device)
-            # From the second draw on, C records random calls: the state of the generator has been noted.
-            if is_first and device == _CPU:
-                for known in self.plans.values():
-                    if known.action is Action.RANDOM:
-                        self._add_to_native(known)
-
-    def _note_device(self, noted: NotedCall, kwargs: dict[str, Any]) -> None:
-        """Where the call runs: a tensor of an accelerator decides, then `device=` of a factory."""
-        first = noted.first
-        wanted = kwargs.get("device") if first is None or first.is_cpu else None
-        device = wanted if isinstance(wanted, torch.device) else _CPU if first is None else first.device
-        name = self._devices.get(device)
-        if name is None:
-            name = self._devices[device] = device.type
-            self._first_call_on(device)
-        noted.device = name
-        noted.first = None  # the program's tensor must not be held while its call runs
+        # From the second draw on, C records random calls: the state of the generator has been noted.
+        if self._inputs.note_draw(plan, args, kwargs):
+            for known in self.plans.values():
+                if known.action is Action.RANDOM:
+                    self._add_to_native(known)
 
     def _after(self, noted: NotedCall, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Record a call that has run."""
@@ -401,10 +379,10 @@ class CallRecorder:
         inputs = [row.row if isinstance(row, Leaf) else row for row in noted.inputs]
         base = inputs[0] if inputs else NONE
         self._results.add(buffer, plan, args, kwargs, out, base)
-        for written in self._undeclared.found(plan, args, kwargs, noted.watched):
+        for written in self._undeclared.writes_of(plan, args, kwargs, noted.watched):
             if self._native is not None:  # Python watches each of its calls
                 self._native.handler.remove_operator(plan.func)
-            base = self._flow.written(written.tensor, buffer.form(written.tensor), buffer.n_results)
+            base = self._flow.note_write(written.tensor, buffer.form(written.tensor), buffer.n_results)
             form = buffer.form(written.memory)
             buffer.add_result(Kind.OVERWRITTEN, written.argument, form, written.digest, base)
         n_results = buffer.n_results - first_row
@@ -420,7 +398,7 @@ class CallRecorder:
         kernel = NONE if self._kernels is None else buffer.kernel(self._kernels.name)
         buffer.add_call(self._state.step, context, occurrence, n_results, inputs, kernel)
         if noted.captured is not None:
-            self._captured.after(buffer.n_calls - 1, noted.captured)
+            self._captured.call_recorded(buffer.n_calls - 1, noted.captured)
         if buffer.flush_may_be_due:
             self._look()
 
@@ -480,9 +458,8 @@ class CallRecorder:
                 self._flow.end_unseen()
 
     def _note_unseen(self, values: Sequence[Any]) -> None:
-        for value in flat(values):
-            if isinstance(value, torch.Tensor) and has_memory(value):
-                self._flow.unseen(value)
+        for t in tensors_with_memory(values):
+            self._flow.note_unseen(t)
 
     # -- what is left out ------------------------------------------------------------------------------
 
@@ -499,12 +476,10 @@ class CallRecorder:
             self.skipped[reason] += 1
             # Others write to nothing. A leaf that no recorded call has must not be referred to later.
             if plan.mutated or plan.custom or plan.action is Action.PASS or leaves:
-                for value in (*args, *kwargs.values()):
-                    for t in flat(value):
-                        if isinstance(t, torch.Tensor) and has_memory(t):
-                            self._flow.forget(t)
-                            if plan.action is Action.PASS:
-                                self._undeclared.leave_out(t)
+                for t in tensors_with_memory((*args, *kwargs.values())):
+                    self._flow.forget(t)
+                    if plan.action is Action.PASS:
+                        self._undeclared.leave_out(t)
 
     def _failed(self, plan: OpPlan, error: Exception) -> None:
         """An internal failure: one warning, and no exception in the program."""
@@ -523,10 +498,3 @@ class CallRecorder:
                     ShadowrunWarning,
                     stacklevel=2,
                 )
-
-
-def _is_on_cuda(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    if any(isinstance(a, torch.Tensor) and a.is_cuda for a in flat((*args, *kwargs.values()))):
-        return True
-    wanted = kwargs.get("device")
-    return isinstance(wanted, torch.device) and wanted.type == "cuda"

@@ -21,7 +21,16 @@ if TYPE_CHECKING:
     from shadowrun.recording.digests import Packed
     from shadowrun.recording.waiting_digests import Awaited, WaitingDigests
 
-__all__ = ["ITEM", "CallResults", "ReturnSchema", "flat", "has_memory", "number_form", "returned_values"]
+__all__ = [
+    "ITEM",
+    "CallResults",
+    "ReturnSchema",
+    "flat",
+    "has_memory",
+    "number_form",
+    "returned_values",
+    "tensors_with_memory",
+]
 
 _NUMBERS: Final = frozenset({bool, int, float, complex})
 _WIDE: Final = {float: torch.float64, complex: torch.complex128}
@@ -106,16 +115,16 @@ class CallResults:
             form = buffer.form(value)
             if not has_memory(value):
                 buffer.add_result(Kind.RESULT, position, form, None)
-            elif returns.is_view and self._flow.viewed(value, form, buffer.n_results, counts=bool(plan.mutated)):
+            elif returns.is_view and self._flow.note_view(value, form, buffer.n_results, counts=bool(plan.mutated)):
                 buffer.add_result(Kind.VIEW, position, form, None, base)
             else:
                 found = self.digest(value) if has_values or returns.is_view else None
                 known = None if returns.is_view else self._flow.row_of(value, form)
                 row = known.row if isinstance(known, Leaf) else known
                 if row is None or row >= n_known:  # not in the memory of a tensor that was there before the call
-                    self._flow.made(value, form, buffer.add_result(Kind.RESULT, position, form, found))
+                    self._flow.note_result(value, form, buffer.add_result(Kind.RESULT, position, form, found))
                 else:
-                    self._flow.written(value, form, buffer.n_results)
+                    self._flow.note_write(value, form, buffer.n_results)
                     buffer.add_result(Kind.RESULT, position, form, found, row)
 
     def _add_written(self, buffer: BlockBuffer, position: int, value: Any, *, has_values: bool) -> None:
@@ -126,7 +135,7 @@ class CallResults:
             buffer.add_result(Kind.WRITTEN, position, form, None)
             return
         found = self.digest(value) if has_values else None
-        base = self._flow.written(value, form, buffer.n_results)
+        base = self._flow.note_write(value, form, buffer.n_results)
         buffer.add_result(Kind.WRITTEN, position, form, found, base)
 
     def digest(self, t: torch.Tensor) -> Packed | Awaited | None:
@@ -167,3 +176,8 @@ def flat(value: Any) -> Iterator[Any]:
             yield from flat(v)
     elif value is not None:
         yield value
+
+
+def tensors_with_memory(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of `flat` that lie on a storage of their own device."""
+    return (t for t in flat(value) if isinstance(t, torch.Tensor) and has_memory(t))

@@ -88,7 +88,7 @@ class CapturedInputs:
         self._known: set[str] = set()
         self._n_seen: dict[tuple[Any, ...], int] = {}
 
-    def before(
+    def keep_inputs(
         self, plan: OpPlan, origin: Origin, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> CapturedArguments | None:
         """Keep the inputs of a call that is about to run; never raises.
@@ -119,7 +119,7 @@ class CapturedInputs:
         known = reason in self.not_kept or len(self.not_kept) < _MAX_REASONS
         self.not_kept[reason if known else "other reasons"] += 1
 
-    def after(self, number: int, captured: CapturedArguments) -> None:
+    def call_recorded(self, number: int, captured: CapturedArguments) -> None:
         """A call whose inputs were kept was recorded.
 
         Args:

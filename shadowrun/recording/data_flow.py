@@ -70,7 +70,7 @@ class _StorageRows:
         self.last: int | Leaf | None = None
         self.rows: dict[int, int | Leaf] = {}
 
-    def look(self) -> bool:
+    def check_freed(self) -> bool:
         """Whether the storage was freed. If not, the next looks leave it out: 1, then 3 each time."""
         if self._n_resting:
             self._n_resting -= 1
@@ -80,7 +80,7 @@ class _StorageRows:
 
 
 def _forget_freed_in_python(storages: dict[int, _StorageRows]) -> None:
-    for key in [key for key, known in storages.items() if known.look()]:
+    for key in [key for key, known in storages.items() if known.check_freed()]:
         del storages[key]
 
 
@@ -133,12 +133,12 @@ class DataFlow:
             known.last = found
         return found
 
-    def made(self, t: torch.Tensor, form: int, row: int) -> None:
+    def note_result(self, t: torch.Tensor, form: int, row: int) -> None:
         """A call made a tensor on memory of its own."""
         known = self._renewed(t)
         known.last = known.rows[_place(t, form)] = row
 
-    def viewed(self, t: torch.Tensor, form: int, row: int, *, counts: bool) -> bool:
+    def note_view(self, t: torch.Tensor, form: int, row: int, *, counts: bool) -> bool:
         """A call returned a tensor that may be a view of one of its inputs, which were looked up before.
 
         Args:
@@ -157,7 +157,7 @@ class DataFlow:
         known.counts = known.counts or counts
         return True
 
-    def written(self, t: torch.Tensor, form: int, row: int) -> int:
+    def note_write(self, t: torch.Tensor, form: int, row: int) -> int:
         """A call wrote to a tensor.
 
         Returns:
@@ -194,7 +194,7 @@ class DataFlow:
         # Forgotten, not marked: a later use makes a leaf, which claims no origin.
         self.storages.pop(storage_key(t), None)
 
-    def unseen(self, t: torch.Tensor) -> None:
+    def note_unseen(self, t: torch.Tensor) -> None:
         """Code that calls no operators has made a tensor, or may have written to it: it is to become a leaf."""
         self._renewed(t).rows[_UNSEEN] = NONE
 

@@ -305,6 +305,7 @@ class NonFiniteObserver:
             # Values without NaN and infinities have a finite sum, unless it overflows: then they are counted.
             elif not cmath.isfinite(t.sum().item()) and any(_count(t)):
                 bad.append(t)
+            # Finite in all of its memory: what an earlier call had left there is gone.
             elif self._bad and not is_new and _Storage(t).is_covered:
                 self._bad.pop(storage_key(t), None)
         found = self._postpone(plan, args, kwargs, later) if later else []
@@ -324,6 +325,7 @@ class NonFiniteObserver:
             had.append((t, known[key] if key in written else _kinds(*_count(t))))
         found = []
         for kind, bit, n in (("NaN", _NAN, sum(c[0] for c in counts)), ("Inf", _INF, sum(c[1] for c in counts))):
+            # A number of the program explains it: `masked_fill` with -inf is no finding.
             if not n or any(_kinds(math.isnan(v), math.isinf(v)) & bit for v in _numbers(args, kwargs)):
                 continue
             carriers = [t for t, kinds in had if kinds & bit]
@@ -350,6 +352,7 @@ class NonFiniteObserver:
         before = self._places.get(key)
         if before is not None:
             self._places[key] = replace(before, n_calls=before.n_calls + 1)
+        # A program with NaN everywhere must not fill memory with places.
         elif len(self._places) < self._max_places:
             self._places[key] = one
             return [one]
@@ -388,6 +391,7 @@ class NonFiniteObserver:
                 tuple(met[len(leaves) :]),
                 tuple(storage_key(t) for t in inputs),
                 constant,
+                # The line can be found now only; how and which kind are known when the flags are read.
                 self._described(plan, args, kwargs, BORN, "NaN", -1, -1),
             )
         )
@@ -404,6 +408,7 @@ class NonFiniteObserver:
         for call in pending:
             for flag in call.flags:
                 by_device.setdefault(flag.device, []).append(flag)
+        # Stacked and read as in a handler of the mode: these are no calls of the program.
         with as_in_handler():
             read = {device: iter(torch.stack(flags).tolist()) for device, flags in by_device.items()}
         found: list[NonFinite] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -13,19 +13,18 @@ from shadowrun.native import tensors as native
 from shadowrun.numerics.form import dtype_name, meta
 from shadowrun.replay.context import NO_DRIFT, NO_TIMES
 from shadowrun.store.datafile import FLUSH_ROWS, FLUSH_S, DataFile
-from shadowrun.types import Phase, Status, TensorDiff, Verdict
+from shadowrun.types import Cause, OpCall, OpRecord, Phase, Status, TensorDiff, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shadowrun.intercept.attribution import Attribution, Origin
     from shadowrun.intercept.plan import OpPlan
-    from shadowrun.recording.capturing import Capturing
+    from shadowrun.recording.input_capture import Capturing
     from shadowrun.replay.call import Call
     from shadowrun.replay.context import InputsFile
-    from shadowrun.store import DataFile
 
-__all__ = ["Recorder", "context_key", "printed_inputs"]
+__all__ = ["Recorder", "Watch", "WatchingRecorder", "context_key", "printed_inputs"]
 
 _MATCH = Verdict(Status.MATCH)
 _SEEN = Verdict(Status.SKIPPED, None, "recorded only")
@@ -151,7 +150,7 @@ class Recorder:
             missing_kernel: Which the target lacked.
             times: The reference's and the target's, in microseconds.
             drift: Accumulated error.
-            captured: What `keep` returned.
+            captured: What `keep_inputs` returned.
             at: What `reserve` gave when the call came.
         """
         data = self.data
@@ -175,22 +174,28 @@ class Recorder:
         """Number and step of a call whose verdict is recorded later."""
         return self._rows.next_seq(), self._rows.step
 
-    def keep(
+    def keep_inputs(
         self, plan: OpPlan, verdict: Verdict, inputs: Any, written: Sequence[torch.Tensor] = (), severity: float = 0.0
     ) -> InputsFile | None:
         """Keep the inputs of a failing call for `verdict` to record; None where they are not kept.
 
-        See `Capturing.keep`.
+        See `Capturing.keep_inputs`.
         """
-        return None if self._capturing is None else self._capturing.keep(plan, verdict, inputs, written, severity)
+        return (
+            None if self._capturing is None else self._capturing.keep_inputs(plan, verdict, inputs, written, severity)
+        )
 
-    def room(self, plan: OpPlan, verdict: Verdict) -> int | None:
+    def bytes_for_inputs(self, plan: OpPlan, verdict: Verdict) -> int | None:
         """Bytes that the inputs of a failing call may take; None where they are not wanted."""
-        return None if self._capturing is None else self._capturing.room(plan, verdict)
+        return None if self._capturing is None else self._capturing.bytes_for_inputs(plan, verdict)
 
     def region(self, name: str, backend: str, n_operators: int, site: str) -> None:
         """Keep what is known of a compiled region: its backend, its size (-1 if unknown), the first line in it."""
         self.data.add_region(name, backend, n_operators, site)
+
+    def add_moment(self, seq: int, times: tuple[int | None, ...]) -> None:
+        """Record when the parts of a call ran."""
+        self.data.add_moment(seq, times)
 
     def skip(self, name: str, device: str, reason: str) -> None:
         """Count a call that is not compared."""
@@ -315,3 +320,63 @@ def _printed(a: Any, dtypes: dict[str, None], shapes: list[str]) -> str:
     if isinstance(a, torch.Generator):
         return "Generator"
     return str(a) if not isinstance(a, str) else repr(a)
+
+
+# A recorder that shows findings to a `Watch` as they are recorded: for what has to happen while the program runs.
+
+_FINDINGS = (Status.UNSUPPORTED, Status.ERROR, Status.MISMATCH, Status.FALLBACK)
+
+
+class Watch(Protocol):
+    """What is shown findings."""
+
+    def on_finding(self, record: OpRecord) -> None:
+        """A call that is a finding was recorded; on the thread that compares."""
+
+    def poll(self) -> None:
+        """Called every few dozen calls."""
+
+
+class WatchingRecorder(Recorder):
+    """Shows each verdict that is a finding; a subclass, so that a run without a `Watch` pays nothing.
+
+    Args:
+        data, attribution, capturing: As for `Recorder`.
+        watch: Is shown the findings.
+    """
+
+    def __init__(self, data: DataFile, attribution: Attribution, capturing: Capturing | None, watch: Watch) -> None:
+        super().__init__(data, attribution, capturing)
+        self._watch = watch
+        self._described: dict[int, tuple[str, str, str, Phase, str, str]] = {}
+
+    def _new_context(self, key: tuple[Any, ...], call: Call) -> int:
+        number = super()._new_context(key, call)
+        module, phase, site = call.origin
+        inputs = printed_inputs(call.args, call.kwargs)[0]
+        self._described[number] = call.plan.name, inputs, module, Phase(phase), site, call.role.device_name
+        return number
+
+    def verdict(
+        self,
+        context: int,
+        verdict: Verdict,
+        diffs: tuple[TensorDiff, ...] = (),
+        missing_kernel: str = "",
+        times: tuple[float, float] = (-1.0, -1.0),
+        drift: tuple[float, float] = (-1.0, -1.0),
+        *args: Any,
+        **kwargs: Any,
+    ) -> int:
+        """As in `Recorder`; then show it."""
+        seq = super().verdict(context, verdict, diffs, missing_kernel, times, drift, *args, **kwargs)
+        described = self._described.get(context)
+        if described is not None and verdict.status in _FINDINGS and verdict.cause is not Cause.HARNESS:
+            op, inputs, module, phase, site, device = described
+            call = OpCall(seq, self.step, self.data.info.rank, op, inputs, module, phase, site, device)
+            self._watch.on_finding(OpRecord(call, verdict, diffs, missing_kernel, *times, *drift))
+        return seq
+
+    def _flush_if_due(self) -> None:
+        super()._flush_if_due()
+        self._watch.poll()

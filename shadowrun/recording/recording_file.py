@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from shadowrun.errors import DataFileError
-from shadowrun.recording.blocks import Limits, Unpacking, check_rows
+from shadowrun.recording.block_reader import Limits, Unpacking, check_rows
 from shadowrun.recording.model import (
     CALL,
     NONE,

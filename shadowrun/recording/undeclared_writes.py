@@ -93,10 +93,10 @@ class UndeclaredWrites:
 
     # -- calls ---------------------------------------------------------------------------------------
 
-    def before(
+    def begin_call(
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], *, alone: bool = True
     ) -> tuple[int, list[Watched]]:
-        """A call begins; each is `ended` once.
+        """A call begins; each ends by one `end_call`.
 
         Args:
             plan: Its operator.
@@ -123,11 +123,11 @@ class UndeclaredWrites:
         except RuntimeError:  # a nested tensor has no sizes
             return False
 
-    def ended(self) -> None:
+    def end_call(self) -> None:
         """A call has ended, by itself or with an exception."""
         self._n_running -= 1
 
-    def found(
+    def writes_of(
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], watched: tuple[int, list[Watched]]
     ) -> list[Overwritten]:
         """What a call that has ended wrote and does not declare."""

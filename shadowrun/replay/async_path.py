@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from shadowrun.replay.copies import Arguments
     from shadowrun.replay.cross_device import CrossDevicePath
     from shadowrun.replay.pipeline import Pipeline
+    from shadowrun.replay.timeline import Moment
 
 __all__ = ["AsyncPath", "choose_async"]
 
@@ -109,7 +110,8 @@ class _TargetFromWorker:
         return list(ran.host_values) if isinstance(ran, _FetchedCallRun) else self._target.values(plan, ran)
 
     def _fetched(self, plan: OpPlan, ran: CallRun) -> CallRun:
-        return _FetchedCallRun(ran.args, ran.kwargs, ran.out, ran.ns, ran.fallback, self._target.values(plan, ran))
+        values = self._target.values(plan, ran)
+        return _FetchedCallRun(ran.args, ran.kwargs, ran.out, ran.ns, ran.fallback, ran.began, values)
 
 
 @dataclass(slots=True)
@@ -124,9 +126,16 @@ class _PendingComparison:
     actual: CallRun
     ambient: AmbientState
     expected: CallRun | None = None
+    moment: Moment | None = None
 
     def run(self) -> None:
-        self.path.compare(self)
+        timeline = self.path.timeline
+        if timeline is None or self.moment is None:
+            self.path.compare(self)
+            return
+        with timeline.of(self.moment):
+            self.path.compare(self)
+        timeline.finish(self.moment)
 
     # Each call ends in one status: an interrupt records those that it drops.
     def drop(self, reason: str) -> None:
@@ -146,6 +155,7 @@ class AsyncPath:
     Attributes:
         comparator: Compares on that thread.
         recorder: As given.
+        timeline: As of the context.
     """
 
     def __init__(
@@ -171,6 +181,7 @@ class AsyncPath:
         self._snapshots = Snapshots(transfers, self._max_bytes, pipeline.wait_for_oldest)
         # Numbers are skipped only once the program has used the target: a pure CPU program has nothing to sync.
         self._target_in_use = False
+        self.timeline = context.timeline
         self.recorder = recorder
 
     def forget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -209,7 +220,7 @@ class AsyncPath:
         except Exception:  # no plain memory, or too much of it: the other path records why
             pristine = None
         finally:
-            self._snapshots.mark(copies)
+            self._snapshots.mark_ordered(copies)
         if pristine is None:
             return self._cross_device.observe(call)
         try:
@@ -270,7 +281,7 @@ class AsyncPath:
                 try:
                     actual = with_isolated_warnings(self._copy_results, (), (plan, ran, copies, pristine))
                 finally:
-                    self._snapshots.mark(copies)
+                    self._snapshots.mark_ordered(copies)
                 # `_copy_results` makes a new `CallRun` without the evidence, which the detector found on this thread.
                 actual.fallback = ran.fallback
                 self._pipeline.submit(self._pending(call, copies, pristine, actual, expected))
@@ -293,7 +304,7 @@ class AsyncPath:
                     self._target.platform.synchronize()
                 actual = with_isolated_warnings(self._copy_results, (), (plan, own, copies, pristine))
             finally:
-                self._snapshots.mark(copies)
+                self._snapshots.mark_ordered(copies)
             actual.fallback = fallback
             self._pipeline.submit(self._pending(call, copies, pristine, actual))
         except OverBudget:
@@ -308,8 +319,10 @@ class AsyncPath:
     def _pending(
         self, call: Call, copies: Copies, pristine: Arguments, actual: CallRun, expected: CallRun | None = None
     ) -> _PendingComparison:
-        ambient, random = AmbientState.current(), call.is_random
-        return _PendingComparison(self, call.without_arguments(), random, copies, pristine, actual, ambient, expected)
+        ambient, random, timeline = AmbientState.current(), call.is_random, self._context.timeline
+        moment = None if timeline is None else timeline.hand_over()
+        bare = call.without_arguments()
+        return _PendingComparison(self, bare, random, copies, pristine, actual, ambient, expected, moment)
 
     def _copy_results(self, plan: OpPlan, own: CallRun, copies: Copies, pristine: Arguments) -> CallRun:
         """The run, with copies in place of what it returned and wrote to."""
@@ -330,7 +343,7 @@ class AsyncPath:
             # Uninitialised results are never compared, so copying them would only take memory.
             wanted = {i for i in plan.fresh if i not in plan.uninitialised}
             out = tuple([snapshots.copy_again(copies, v) if i in wanted else None for i, v in enumerate(own.out)])
-        return CallRun(tuple(args), kwargs, out, own.ns)
+        return CallRun(tuple(args), kwargs, out, own.ns, None, own.began)
 
     def _copy_from_host(
         self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, max_bytes: int
@@ -394,7 +407,7 @@ class AsyncPath:
             return self._ref.run(for_reference(plan), args, kwargs)
         except Exception as error:
             verdict = refused(plan, *pending.pristine, error)
-            captured = self.recorder.keep(plan, verdict, pending.pristine)
+            captured = self.recorder.keep_inputs(plan, verdict, pending.pristine)
             self.recorder.verdict(call.context, verdict, captured=captured)
             return None
 

@@ -237,7 +237,7 @@ class Roles:
         """Whether the program was seen on a device that only the target has, and that may lack what it calls."""
         return any(role.on_target and not role.shared for role in self._by_device.values())
 
-    def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Role:
+    def role_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Role:
         """The role of the device on which a call runs."""
         # Where both platforms are the CPU, this is nearly every call: no device object is made.
         if self.all_cpu and args and type(args[0]) in _PLAIN and args[0].is_cpu:
@@ -286,6 +286,7 @@ class CallRun:
         out: What it returned.
         ns: How long it took, in nanoseconds.
         fallback: Evidence that it computed on the CPU.
+        began: When, by `time.perf_counter_ns`; 0 where that was not noted.
     """
 
     args: tuple[Any, ...]
@@ -293,6 +294,7 @@ class CallRun:
     out: Any
     ns: int
     fallback: Evidence | None = None
+    began: int = 0
 
     def values(self, plan: OpPlan) -> list[Value]:
         """Fresh returns, then mutated arguments, in the order of `case.flat_results`."""
@@ -328,7 +330,7 @@ def run_own(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call
     start = _clock()
     # `own_call` has the program's line, so that warnings and exceptions point there and not here.
     out = own_call(plan.run, args, kwargs)
-    return CallRun(args, kwargs, out, _clock() - start)
+    return CallRun(args, kwargs, out, _clock() - start, None, start)
 
 
 def _extend(found: list[Value], value: Any) -> None:

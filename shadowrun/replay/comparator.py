@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.judge.judge import Judge
 from shadowrun.judge.known_roundings import KnownRoundings
 from shadowrun.judge.random_values import implausible
-from shadowrun.judge.remembered import RememberedBounds
+from shadowrun.judge.remembered_bounds import RememberedBounds
 from shadowrun.native import core
 from shadowrun.numerics.bits import Uncomparable, bits_equal, plainly_equal
 from shadowrun.numerics.form import form_difference
@@ -26,6 +25,7 @@ from shadowrun.replay.copies import at_offsets, copy_mutated, offsets
 from shadowrun.replay.executor import to_cpu
 from shadowrun.replay.memory import n_bytes
 from shadowrun.replay.memory_effects import OVERWRITTEN, MemoryEffects
+from shadowrun.replay.slow_calls import SlowCalls
 from shadowrun.store.pending import tensor_key, verdict_key
 from shadowrun.store.schema import severity
 from shadowrun.types import Cause, Status, Verdict
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from shadowrun.config import Config
     from shadowrun.judge.judgement import Examined
-    from shadowrun.judge.remembered import ContextBounds
+    from shadowrun.judge.remembered_bounds import ContextBounds
     from shadowrun.platforms.fallback import Evidence
     from shadowrun.replay.call import Call, CallRun
     from shadowrun.replay.context import RecordSink
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from shadowrun.replay.executor import CallRunner
     from shadowrun.replay.memory_effects import Looked
     from shadowrun.replay.postponed import PostponedCalls
+    from shadowrun.replay.timeline import Timeline
     from shadowrun.types import TensorDiff
 
     Judging = Callable[[Case], tuple[Verdict, tuple[TensorDiff, ...]]]
@@ -54,12 +55,6 @@ __all__ = ["Comparator", "bytes_for_oracle", "result_on_other_device"]
 _MAX_REMEMBERED = 16
 # Reruns and earlier results are extra copies that no caller has budgeted: the bound keeps memory stated.
 _MAX_REMEMBERED_BYTES = 8 << 20
-_SLOW_NS = 1_000_000
-# After so many confirmations the reruns, which the program waits for, prove nothing new.
-_MAX_CONFIRMED = 8
-_MAX_RERUNS = 3
-# A truly slow call would be run three more times: the rerun stops when it has cost this much.
-_MAX_RERUN_NS = 50_000_000
 
 
 @dataclass(slots=True)
@@ -98,8 +93,9 @@ class Comparator:
         suspects: Numbers of the plans whose operators were wrong before.
         effects: Decides which calls are looked at for what they do to memory.
         watched: Numbers of the plans that no shortcut may pass by: suspects, and those due for such a look.
-        slow_ratio: From which on an operator may be called slow.
+        slow_calls: Decides which operators may be called slow.
         bounds: Within what the results of a context pass without the ladder of the judge.
+        timeline: Notes when runs began; None: not asked.
         mismatched: Called with the operator and the accumulated relative error of each mismatch; None for nothing.
     """
 
@@ -130,11 +126,11 @@ class Comparator:
         self.effects = MemoryEffects(target, ref, config.max_bytes, spares_first=postponed is not None)
         self.watched: set[int] = set()
         self._previous: dict[int, tuple[Value, ...]] = {}
-        self.slow_ratio = config.slow_ratio
+        self.slow_calls = SlowCalls(config.slow_ratio)
         self.mismatched: Callable[[str, float], None] | None = None
         self._holds = bool(config.stop_on)
         self._held: tuple[tuple[str, ...], list[Value], list[Value]] | None = None
-        self._slow: Counter[int] = Counter()
+        self.timeline: Timeline | None = None
 
     @property
     def sampled(self) -> bool:
@@ -159,8 +155,14 @@ class Comparator:
             # The C handler and the fast path look here before they take a shortcut.
             self.watched.add(index)
 
-    def _memory_effects(self, call: Call, plan: OpPlan, pristine: Arguments) -> Looked | None:
-        """A forbidden effect of this call on memory, on the target; None where there is none or none was looked for."""
+    def memory_effect(self, call: Call, plan: OpPlan, pristine: Arguments) -> Looked | None:
+        """A forbidden effect of a call on memory, on the target; None where there is none or none was looked for.
+
+        Args:
+            call: The call, with its context.
+            plan: Of what runs on the target.
+            pristine: Inputs as before the call, on the CPU or on the target's device.
+        """
         wanted = self.effects.is_due(plan, call.context, *pristine)
         # With `always`, the plan has to stay watched, or the next call would take the fast path.
         if self.effects.always:
@@ -168,45 +170,6 @@ class Comparator:
         elif plan.index in self.watched and plan.index not in self.suspects:
             self.watched.discard(plan.index)
         return self.effects.check(plan, pristine) if wanted else None
-
-    def look_at_memory(self, call: Call, pristine: Arguments) -> Looked | None:
-        """A forbidden effect on memory of a call whose results are equal, and were compared where they lie.
-
-        Args:
-            call: The call, with its context.
-            pristine: Inputs as before the call, on the CPU or on the target's device.
-        """
-        return self._memory_effects(call, call.plan, pristine)
-
-    def confirmed_ns(self, plan: OpPlan, actual_ns: int, expected_ns: int, again: Callable[[], CallRun]) -> int:
-        """Time of the target's run, measured again before an operator is called slow.
-
-        The first of two runs wakes the thread pool, and on a busy machine waits for a processor: 12 ms for a
-        call of 0.4 ms were seen. So a slow first run counts only if the runs after the reference's are slow too.
-
-        Args:
-            plan: The operator.
-            actual_ns: Time of the target's run.
-            expected_ns: Time of the reference's run.
-            again: Runs the call once more on the target.
-        """
-        if not self.is_slow(actual_ns, expected_ns) or self._slow[plan.index] >= _MAX_CONFIRMED:
-            return actual_ns
-        best, spent = actual_ns, 0
-        for _ in range(_MAX_RERUNS):
-            ns = again().ns
-            best, spent = min(best, ns), spent + ns
-            # One fast run proves that the kernel is not slow: the first run had woken the thread pool.
-            if not self.is_slow(best, expected_ns):
-                return best
-            if spent > _MAX_RERUN_NS:
-                break
-        self._slow[plan.index] += 1
-        return best
-
-    def is_slow(self, actual_ns: int, expected_ns: int) -> bool:
-        """Whether a call takes the target so long that its operator may be called slow."""
-        return actual_ns >= max(self.slow_ratio * expected_ns, expected_ns + _SLOW_NS)
 
     def compare_and_record(
         self,
@@ -233,6 +196,8 @@ class Comparator:
             here: Device that the target's results should lie on, where the program's own run is the target's.
         """
         plan, context = call.plan, call.context
+        if self.timeline is not None:
+            self.timeline.ran(actual, expected)
         actual_ns = actual.ns
         reruns: list[CallRun] = []
         # Another call stood for this one: its layout is the device's own affair, its time includes another graph.
@@ -258,7 +223,7 @@ class Comparator:
                 reruns.append(ran)
                 return ran
 
-            actual_ns = self.confirmed_ns(plan, actual.ns, expected.ns, again)
+            actual_ns = self.slow_calls.confirmed_ns(plan, actual.ns, expected.ns, again)
         # The time of a stand-in is not that of the program's kernel and would give a wrong slowdown.
         times = (expected.ns / 1000, -1.0 if stand_in else actual_ns / 1000)
         drift = drifted or NO_DRIFT
@@ -286,21 +251,22 @@ class Comparator:
             self._recorder.verdict(context, verdict, times=times, drift=drift)
             return
         # The look runs the program's own operator, which the schema describes; a stand-in is another operator.
-        looked = None if stand_in else self._memory_effects(call, plan, pristine)
+        looked = None if stand_in else self.memory_effect(call, plan, pristine)
         previous = self._previous.get(plan.index)
         if equal and looked is not None:
             # Equal values do not acquit: a kernel that overwrites an input returns the right result.
-            captured = self._recorder.keep(plan, looked[0], pristine)
+            captured = self._recorder.keep_inputs(plan, looked[0], pristine)
             self._recorder.verdict(context, *looked, times=times, drift=drift, captured=captured)
             return
         if equal:
             # A stale buffer returns the result of an earlier call: the judge needs that one to name the cause.
             self.remember_if_suspect(plan, a)
-            slow = self._recorder.keep(plan, SLOW, pristine) if self.is_slow(actual_ns, expected.ns) else None
+            is_slow = self.slow_calls.is_slow(actual_ns, expected.ns)
+            slow = self._recorder.keep_inputs(plan, SLOW, pristine) if is_slow else None
             if actual.fallback is not None:
                 cause, evidence = actual.fallback
                 verdict = Verdict(Status.FALLBACK, cause, "computed on the CPU", evidence)
-                captured = self._recorder.keep(plan, verdict, pristine) or slow
+                captured = self._recorder.keep_inputs(plan, verdict, pristine) or slow
                 self._recorder.verdict(context, verdict, times=times, drift=drift, captured=captured)
             elif slow is not None:
                 self._recorder.verdict(context, Verdict(Status.MATCH), times=times, drift=drift, captured=slow)
@@ -388,13 +354,15 @@ class Comparator:
             verdict = replace(verdict, evidence=f"{verdict.evidence}; in addition, {looked[0].evidence}")
         elif looked is not None:
             verdict, diffs = looked
-        captured = self._recorder.keep(plan, verdict, inputs, (), max(map(severity, diffs), default=0.0))
+        captured = self._recorder.keep_inputs(plan, verdict, inputs, (), max(map(severity, diffs), default=0.0))
         times, drift, at = unequal.times, unequal.drift, unequal.at
         self._recorder.verdict(unequal.call.context, verdict, diffs, "", times, drift, captured, at)
 
     def compare_and_record_random(self, call: Call, pristine: Arguments, drawn: CallRun) -> None:
         """Record a random call whose values were copied to the reference: only their distribution can be checked."""
         plan = call.plan
+        if self.timeline is not None:
+            self.timeline.ran(drawn, None)
         values = self._target.values(plan, drawn)
         why = implausible(plan.func, *pristine, values)
         if why:

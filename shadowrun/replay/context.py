@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shadowrun.replay.comparator import Comparator
     from shadowrun.replay.drift import Drift
     from shadowrun.replay.executor import Executor
+    from shadowrun.replay.timeline import Timeline
     from shadowrun.types import TensorDiff
 
 __all__ = [
@@ -98,19 +99,19 @@ class RecordSink(Protocol):
             missing_kernel: Which the target lacked.
             times: The reference's and the target's, in microseconds.
             drift: Accumulated error.
-            captured: What `keep` returned.
+            captured: What `keep_inputs` returned.
             at: What `reserve` returned, for a call that was judged later; None for the next number.
         """
 
     def reserve(self) -> tuple[int, int]:
         """Reserve a number and the step of a call whose verdict comes later."""
 
-    def keep(
+    def keep_inputs(
         self, plan: OpPlan, verdict: Verdict, inputs: Any, written: Sequence[torch.Tensor] = (), severity: float = 0.0
     ) -> InputsFile | None:
         """Keep the inputs of a failing call for `verdict` to record; None where they are not kept."""
 
-    def room(self, plan: OpPlan, verdict: Verdict) -> int | None:
+    def bytes_for_inputs(self, plan: OpPlan, verdict: Verdict) -> int | None:
         """Bytes that the inputs of a failing call may take; None where they are not wanted."""
 
     def skip(self, name: str, device: str, reason: str) -> None:
@@ -137,6 +138,9 @@ class RunSink(RecordSink, Protocol):
 
     def record_only(self, context: int) -> None:
         """Record a call that is only recorded."""
+
+    def add_moment(self, seq: int, times: tuple[int | None, ...]) -> None:
+        """Record when the parts of a call ran."""
 
     def collect_from(self, collect: Callable[[Counter[tuple[str, str, str]]], None]) -> None:
         """Before writing, call `collect` to add calls that were counted elsewhere, by operator, device, reason."""
@@ -175,6 +179,7 @@ class ReplayContext:
     recorder: RecordSink
     comparator: Comparator
     drift: Drift | None
+    timeline: Timeline | None = None
     _warned: bool = field(default=False)
 
     def may_replay(self, plan: OpPlan) -> bool:

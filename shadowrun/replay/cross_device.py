@@ -13,11 +13,12 @@ from shadowrun.intercept.plan import Action
 from shadowrun.intercept.torchapi import with_isolated_warnings
 from shadowrun.replay.call import run_own
 from shadowrun.replay.context import BUDGET, CUSTOM, ReplayContext
-from shadowrun.replay.copies import Arguments, OverBudget, mirror, plan_with_cpu_tensors, written_to
+from shadowrun.replay.copies import Arguments, OverBudget, mirror, plan_with_cpu_tensors, tensors_in, written_to
 from shadowrun.replay.lazy_device import LazyDevicePath
 from shadowrun.replay.memory import TOO_LARGE, InputCopies, SavedRngStates, are_too_large, run_before_copies
 from shadowrun.replay.platform_runs import PlatformRuns, inputs_not_copied
 from shadowrun.replay.view_check import UncomparedCalls
+from shadowrun.torch_private import is_zero_tensor
 
 if TYPE_CHECKING:
     from shadowrun.replay.call import Call, CallRun
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["CrossDevicePath"]
 
 _CPU = torch.device("cpu")
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 class CrossDevicePath:
@@ -124,12 +126,23 @@ class CrossDevicePath:
             # A call that is not compared costs no copy.
             elif not call.reason:
                 given = (args, kwargs, _CPU, self._max_bytes)
-                copies.pristine = with_isolated_warnings(mirror, (), given, {"written": written_to(plan, args, kwargs)})
+                written = written_to(plan, args, kwargs)
+                kept = self._not_copied(call) if not written else None
+                copies.pristine = with_isolated_warnings(mirror, (), given, {"written": written, "kept": kept})
         except OverBudget:
             copies.problem = BUDGET
         except Exception as error:
             copies.problem = inputs_not_copied(error)
         return copies
+
+    def _not_copied(self, call: Call) -> list[torch.Tensor] | None:
+        """Inputs that are not copied: the call writes to none, and the target's process gets copies of its own."""
+        remote = self._target.platform.remote is not None
+        if not remote or call.role.device != _CPU or call.plan.mutated or call.plan.action is Action.RANDOM:
+            return None
+        given = tensors_in((*call.args, *call.kwargs.values()))
+        # A copy begins at 0, and is no view of another kind.
+        return [t for t in given if type(t) in _PLAIN and t.layout is torch.strided and not _is_view_of_kind(t)]
 
     def _probe_warnings(self, call: Call, own: CallRun, copies: InputCopies) -> None:
         fell_back = own.fallback is not None and call.reason == call.plan.reason
@@ -178,6 +191,10 @@ class CrossDevicePath:
             return self.runs.run_target(call, pristine)
         finally:
             saved.restore()
+
+
+def _is_view_of_kind(t: torch.Tensor) -> bool:
+    return t.storage_offset() != 0 or t.is_conj() or t.is_neg() or t.is_quantized or is_zero_tensor(t)
 
 
 class _RngStates:

@@ -158,7 +158,7 @@ class Executor:
         if self._remote is not None:
             done: CallRun = torchapi.with_isolated_warnings(self._run_remote, (), (plan, args, kwargs))
             _write_back(plan, args, kwargs, done)
-            return CallRun(args, kwargs, done.out, done.ns)
+            return CallRun(args, kwargs, done.out, done.ns, None, done.began)
         if self.fallback_detector.active:
             key = _watch_key(plan, args)
             # Muted: the warning of a replay is evidence, but the program has not caused it.
@@ -186,7 +186,7 @@ class Executor:
         if self.plain:
             start = _clock()
             out = func(*args, **kwargs)
-            return CallRun(args, kwargs, out, _clock() - start)
+            return CallRun(args, kwargs, out, _clock() - start, None, start)
         # The settings are in force for this run only: the program would compute under them.
         with self.platform.context():
             start = _clock()
@@ -198,7 +198,7 @@ class Executor:
                     self.platform.compute_now(list(tensors_in([out])))
             else:
                 out = func(*args, **kwargs)
-            return CallRun(args, kwargs, out, _clock() - start)
+            return CallRun(args, kwargs, out, _clock() - start, None, start)
 
     def _is_autograd_kernel(self, plan: OpPlan) -> bool:
         """Whether a program on this platform's device never reaches a kernel of the backend below autograd."""
@@ -215,6 +215,7 @@ class Executor:
         # The worker's generator is another one: it gets the state, so that it draws the same numbers.
         rng = torch.get_rng_state() if plan.action is Action.RANDOM else None
         wanted = plan.fresh if plan.n_returns == 1 else tuple(i for i in plan.fresh if i not in plan.uninitialised)
+        asked = _clock()  # when the worker began is on its own clock
         fresh, mutated, ns = self._remote.call(plan.name, args, kwargs, (plan.n_returns, wanted), written, rng)
         after, named = list(args), dict(kwargs)
         for (name, position), value in zip(written, mutated, strict=True):
@@ -222,7 +223,8 @@ class Executor:
                 after[position] = value
             elif name in named:
                 named[name] = value
-        return CallRun(tuple(after), named, fresh[0] if plan.n_returns == 1 else tuple(fresh), ns)
+        out = fresh[0] if plan.n_returns == 1 else tuple(fresh)
+        return CallRun(tuple(after), named, out, ns, None, asked)
 
     def run_user(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallRun:
         """Run the user's own call: nothing is changed around it, it is only watched."""
@@ -239,7 +241,7 @@ class Executor:
             else:
                 # Functionalize comes before the mode: these are the tensors that it unwrapped.
                 out = own_call(plan.run, args, kwargs)
-            ran = CallRun(args, kwargs, out, _clock() - start)
+            ran = CallRun(args, kwargs, out, _clock() - start, None, start)
         if found:
             ran.fallback = found[0]
         return ran
@@ -299,7 +301,7 @@ class Executor:
                     out = torchapi.with_isolated_warnings(equivalent, (), here_args, here_kwargs)
             else:
                 out = torchapi.with_isolated_warnings(equivalent, (), here_args, here_kwargs)
-            ran = CallRun(here_args, here_kwargs, out, _clock() - start)
+            ran = CallRun(here_args, here_kwargs, out, _clock() - start, None, start)
         if found:
             ran.fallback = found[0]
         return ran

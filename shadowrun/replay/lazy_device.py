@@ -48,7 +48,7 @@ class ShadowValues:
         self._held = 0
         self._by_id: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
 
-    def keep(self, t: torch.Tensor, value: torch.Tensor) -> None:
+    def remember(self, t: torch.Tensor, value: torch.Tensor) -> None:
         """Remember the value of a tensor. It stays valid: functionalization makes a new tensor instead of writing."""
         self.forget(t)
         # Past the bound the tensor is read, which is slower and may run its graph again, but takes no memory.
@@ -213,7 +213,7 @@ class LazyDevicePath:
         # When a tensor itself is read, the device takes the memory of its input for the result: later writes to that
         # (batch norm, each time it runs) would write to what the program sees. So a clone is read.
         value = without_strides(t.clone(), device)
-        self._values.keep(t, value)
+        self._values.remember(t, value)
         return value.clone()
 
     def _keep(self, call: Call, own: CallRun, ran: CallRun | None) -> None:
@@ -231,4 +231,4 @@ class LazyDevicePath:
             return
         for t, value in zip(of_program, self._executor.read(eager), strict=True):
             if value is not None and t.device.type != "cpu" and not any(t is w for w in written):
-                self._values.keep(unwrapped(t), value)
+                self._values.remember(unwrapped(t), value)

@@ -14,12 +14,13 @@ from shadowrun.replay.executor import Executor
 from shadowrun.replay.pipeline import OrderedSink, Pipeline
 from shadowrun.replay.repair_trials import RepairTrials
 from shadowrun.replay.same_device import SameDevicePath
+from shadowrun.replay.timeline import TimedPath, TimedSink, Timeline
 from shadowrun.replay.two_settings import TwoSettingsPath
 
 if TYPE_CHECKING:
     from shadowrun.config import Config
     from shadowrun.platforms.device import Platform
-    from shadowrun.replay.context import RunSink
+    from shadowrun.replay.context import RecordSink, RunSink
     from shadowrun.replay.postponed import PostponedCalls
 
 __all__ = ["Paths"]
@@ -36,6 +37,7 @@ class Paths:
         same_device: The path of a device that both platforms share; the C handler is a part of it.
         roles: What devices mean, with the treatment of their calls.
         by_treatment: The path of each treatment that compares.
+        timeline: Notes when the parts of each call run; None: not asked.
     """
 
     def __init__(
@@ -45,7 +47,11 @@ class Paths:
         copying = None if isinstance(chosen, str) else chosen
         self._pipeline = Pipeline(_MAX_PENDING) if copying is not None else None
         # The calling thread records too (views, fallbacks): without the queue its records would come first.
-        sink = recorder if self._pipeline is None else OrderedSink(recorder, self._pipeline)
+        sink: RecordSink = recorder if self._pipeline is None else OrderedSink(recorder, self._pipeline)
+        own_sink: RecordSink = recorder
+        self.timeline = timeline = Timeline(recorder.add_moment) if config.timeline else None
+        if timeline is not None:
+            sink, own_sink = TimedSink(sink, timeline), TimedSink(recorder, timeline)
         executors = Executor(target), Executor(ref)
         # Twins run on executors that detect no fallbacks: the target's detector is for the program's calls.
         drift = Drift(Executor(target), Executor(ref), config.max_bytes) if config.drift else None
@@ -53,7 +59,7 @@ class Paths:
         if drift is not None:
             drift.trials = RepairTrials(Executor(target), Executor(ref), config.max_bytes, lambda: recorder.step)
             comparator.mismatched = drift.suspect
-        self.context = context = ReplayContext(config, *executors, sink, comparator, drift)
+        self.context = context = ReplayContext(config, *executors, sink, comparator, drift, timeline)
         self.same_device = SameDevicePath(context)
         self._comparators = [context.comparator]
         cross_device = CrossDevicePath(context)
@@ -66,9 +72,13 @@ class Paths:
             self._two_settings = self.by_treatment[Treatment.TWO_SETTINGS] = TwoSettingsPath(context)
         if copying is not None and self._pipeline is not None:
             # The comparing thread gets the plain sink: through the ordered one it would wait for itself.
-            path = AsyncPath(context, cross_device, recorder, self._pipeline, copying)
+            path = AsyncPath(context, cross_device, own_sink, self._pipeline, copying)
             self._asynchronous = self.by_treatment[Treatment.ASYNC] = path
             self._comparators.append(path.comparator)
+        if timeline is not None:
+            for comparator in self._comparators:
+                comparator.timeline = timeline
+            self.by_treatment = {kind: TimedPath(path, timeline) for kind, path in self.by_treatment.items()}
         self.roles = Roles(
             target,
             ref,
@@ -112,7 +122,7 @@ class Paths:
         if self._asynchronous is not None:
             self._asynchronous.forget(args, kwargs)
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Have all calls recorded that wait to be compared."""
         if self._pipeline is not None:
             self._pipeline.drain()

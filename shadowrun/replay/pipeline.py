@@ -290,9 +290,9 @@ class OrderedSink:
         # What needs no order goes straight to the sink; a context is numbered while the call still runs.
         # The context needs the Python stack of the call, which does not exist any more when the job runs.
         self.context = sink.context
-        self.keep = sink.keep
+        self.keep_inputs = sink.keep_inputs
         self.reserve = sink.reserve
-        self.room = sink.room
+        self.bytes_for_inputs = sink.bytes_for_inputs
         self.skip = sink.skip
         self.flush = sink.flush
 

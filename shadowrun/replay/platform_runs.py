@@ -138,7 +138,7 @@ class PlatformRuns:
                 return None
             if failure.supported:
                 verdict = Verdict(Status.ERROR, failure.cause, type(error).__name__, failure.message)
-                captured = recorder.keep(plan, verdict, pristine)
+                captured = recorder.keep_inputs(plan, verdict, pristine)
                 recorder.verdict(context, verdict, times=(ran.ns / 1000, -1.0), captured=captured)
                 return None
             self._unsupported(call, error, ran.ns / 1000, pristine)
@@ -162,7 +162,7 @@ class PlatformRuns:
             # A crash of the process is the platform's fault, not a missing kernel.
             elif isinstance(error, WorkerDied):
                 verdict = Verdict(Status.ERROR, Cause.IMPLEMENTATION, str(error), failure.message)
-                self._recorder.verdict(context, verdict, captured=self._recorder.keep(plan, verdict, pristine))
+                self._recorder.verdict(context, verdict, captured=self._recorder.keep_inputs(plan, verdict, pristine))
             elif isinstance(error, Unsendable):
                 self._recorder.verdict(context, Verdict(Status.UNVERIFIED, None, str(error)))
             elif isinstance(error, Warning):
@@ -176,7 +176,7 @@ class PlatformRuns:
                 self._recorder.verdict(context, verdict)
             elif failure.supported:
                 verdict = Verdict(Status.ERROR, failure.cause, type(error).__name__, failure.message)
-                self._recorder.verdict(context, verdict, captured=self._recorder.keep(plan, verdict, pristine))
+                self._recorder.verdict(context, verdict, captured=self._recorder.keep_inputs(plan, verdict, pristine))
             else:
                 self._unsupported(call, error, -1.0, pristine)
             return None
@@ -197,7 +197,7 @@ class PlatformRuns:
             verdict = (
                 with_isolated_warnings(refused, (), (plan, *pristine, error)) if answered else reference_raised(error)
             )
-            captured = self._recorder.keep(plan, verdict, pristine)
+            captured = self._recorder.keep_inputs(plan, verdict, pristine)
             self._recorder.verdict(call.context, verdict, captured=captured)
             return None
 
@@ -207,7 +207,7 @@ class PlatformRuns:
         kernel = failure.missing_kernel or plan.name
         what = "dtype" if failure.cause is Cause.MISSING_DTYPE else "kernel"
         verdict = Verdict(Status.UNSUPPORTED, failure.cause, f"no {what} for this operator", failure.message)
-        captured = self._recorder.keep(plan, verdict, pristine)
+        captured = self._recorder.keep_inputs(plan, verdict, pristine)
         self._recorder.verdict(call.context, verdict, missing_kernel=kernel, times=(ref_us, -1.0), captured=captured)
 
     def _run_quietly(self, plan: OpPlan, pristine: Arguments) -> CallRun | None:
@@ -234,10 +234,10 @@ class PlatformRuns:
             return None
         if failure.supported:
             verdict = Verdict(Status.ERROR, Cause.IMPLEMENTATION, type(error).__name__, failure.message)
-            self._recorder.verdict(context, verdict, captured=self._recorder.keep(plan, verdict, (args, kwargs)))
+            self._recorder.verdict(context, verdict, captured=self._recorder.keep_inputs(plan, verdict, (args, kwargs)))
             return None
         verdict = Verdict(Status.UNSUPPORTED, Cause.MISSING_OPERATOR, "no kernel for this operator", failure.message)
-        captured = self._recorder.keep(plan, verdict, (args, kwargs))
+        captured = self._recorder.keep_inputs(plan, verdict, (args, kwargs))
         self._recorder.verdict(context, verdict, missing_kernel=failure.missing_kernel or plan.name, captured=captured)
         # An in-place view changes its argument's form, which a new view cannot do for it.
         if self._config.on_unsupported == "raise" or plan.mutated:

@@ -17,8 +17,7 @@ from shadowrun.intercept.torchapi import with_isolated_warnings
 from shadowrun.intercept.user_call import own_call
 from shadowrun.replay.call import OVER_BUDGET, Call, CallRun, Treatment, TreatmentPolicy
 from shadowrun.replay.executor import WarningFilter
-from shadowrun.replay.native_handler import NativeHandler
-from shadowrun.replay.pass_through import PassThrough
+from shadowrun.replay.native_handler import NativeHandler, PassThrough
 from shadowrun.replay.paths import Paths
 from shadowrun.replay.postponed import PostponedCalls
 
@@ -87,6 +86,7 @@ class Replayer:
         native_handler: The C handler; None without the part in C.
         policy: Decides what is done with each call.
         take_held: See `Comparator.take_held`.
+        timeline: See `Paths.timeline`.
     """
 
     run_distributed: None = None
@@ -103,7 +103,8 @@ class Replayer:
         self._postponed = None if budget is None else PostponedCalls(lambda: budget.postpones, budget.fill_step)
         self._paths = paths = Paths(config, target, ref, recorder, self._postponed)
         self._context, self.take_held = paths.context, paths.context.comparator.take_held
-        self._by_treatment, self._same_device = paths.by_treatment, paths.same_device
+        self._by_treatment, self._same_device = paths.by_treatment, paths.by_treatment[_SAME_DEVICE]
+        self.timeline = paths.timeline
         self._roles = paths.roles
         self._recorder = recorder
         self._budget = budget
@@ -161,8 +162,8 @@ class Replayer:
             return
         if not self._replays:
             self._handler.record()
-        # A budget, and an exception at the very call need each call in Python.
-        elif not (self._budget or config.stop_on) and cpu.shared and (cpu.on_target or cpu.on_ref):
+        # A budget, a timeline, and an exception at the very call need each call in Python.
+        elif not (self._budget or config.stop_on or config.timeline) and cpu.shared and (cpu.on_target or cpu.on_ref):
             replaying = self._context.ref if cpu.on_target else self._context.target
             # The C handler sets no platform settings: a replay under other settings goes through Python.
             if replaying.plain:
@@ -295,7 +296,7 @@ class Replayer:
 
         Entered in any case, even where a call takes too long. An interrupt in a comparison is raised at the end.
         """
-        return CallLock(self, self._paths.settle)
+        return CallLock(self, self._paths.drain)
 
     # -- calls ---------------------------------------------------------------------------------------
 
@@ -358,7 +359,7 @@ class Replayer:
 
     def _observe(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str = "") -> Any:
         entered = _clock()
-        call = Call(plan, args, kwargs, self._roles.of(args, kwargs), NOWHERE, reason)
+        call = Call(plan, args, kwargs, self._roles.role_of(args, kwargs), NOWHERE, reason)
         treatment = self.policy.treatment(call)
         if treatment is _RUN:
             return own_call(plan.run, args, kwargs)
@@ -391,7 +392,7 @@ class Replayer:
         entered = _clock()
         call = None
         try:
-            call = Call(plan, args, kwargs, self._roles.of(args, kwargs))
+            call = Call(plan, args, kwargs, self._roles.role_of(args, kwargs))
             treatment = self.policy.treatment(call)
             if treatment is _COUNT:
                 self._recorder.skip(plan.name, call.role.device_name, call.reason)

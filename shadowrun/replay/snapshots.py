@@ -82,7 +82,7 @@ class Snapshot:
     def __del__(self) -> None:
         self._budget.add(-self._n_bytes)
 
-    def like(self, t: torch.Tensor) -> torch.Tensor:
+    def copy_of(self, t: torch.Tensor) -> torch.Tensor:
         """The copy of a tensor that lies in this piece."""
         # Layout for layout: a compacted copy would send the reference's kernel down another path.
         laid = self.host.as_strided(t.shape, t.stride(), t.storage_offset() - self.offset)
@@ -212,7 +212,7 @@ class Snapshots:
             self.forget(t)
         return self.value(copies, value)
 
-    def mark(self, copies: Copies) -> None:
+    def mark_ordered(self, copies: Copies) -> None:
         """All copies of a call that were needed so far have been ordered."""
         for device, snapshots in copies.devices.items():
             # One event for all copies of a call: an event for each would cost the calling thread more.
@@ -246,7 +246,7 @@ class Snapshots:
         if t.is_contiguous() and t.nbytes < _SHARED_FROM_BYTES and not (t.is_conj() or t.is_neg()):
             return self._small(copies, t)
         begin, end = _range(t)
-        return self._piece(copies, t, begin, end - begin).like(t)
+        return self._piece(copies, t, begin, end - begin).copy_of(t)
 
     def _small(self, copies: Copies, t: torch.Tensor) -> torch.Tensor:
         """The copy of a tensor that is one piece, and serves one call only: most are."""
@@ -267,7 +267,7 @@ class Snapshots:
         begin, end = min(_range(t)[0] for t in group), max(_range(t)[1] for t in group)
         piece = self._piece(copies, first, begin, end - begin)
         for t in group:
-            copies._memo[id(t)] = piece.like(t)
+            copies._memo[id(t)] = piece.copy_of(t)
 
     def _piece(self, copies: Copies, t: torch.Tensor, begin: int, span: int) -> Snapshot:
         # The memory is copied as it lies: resolving the conjugation would be a kernel of the device under test.

@@ -215,7 +215,7 @@ class TwoSettingsPath:
         fallback = own.fallback
         if call.role.on_target and fallback is None:
             fallback = result_on_other_device(plan, own.out, call.role.device)
-        return CallRun(tuple(args), kwargs, out, own.ns, fallback)
+        return CallRun(tuple(args), kwargs, out, own.ns, fallback, own.began)
 
     def _leave_flag(self, call: Call, pristine: Arguments, actual: CallRun, expected: CallRun, random: bool) -> None:
         actual_values, expected_values = actual.values(call.plan), expected.values(call.plan)
@@ -235,11 +235,11 @@ class TwoSettingsPath:
                 times = expected.ns / 1000, actual.ns / 1000
                 looked: Looked | None = None
                 if comparator.effects.may_be_due(call.plan, call.context):
-                    looked = with_isolated_warnings(comparator.look_at_memory, (), (call, pending.pristine))
+                    looked = with_isolated_warnings(comparator.memory_effect, (), (call, call.plan, pending.pristine))
                 if looked is None:
                     context.recorder.match(call.context, *times)
                 else:
-                    captured = context.recorder.keep(call.plan, looked[0], pending.pristine)
+                    captured = context.recorder.keep_inputs(call.plan, looked[0], pending.pristine)
                     context.recorder.verdict(call.context, *looked, times=times, captured=captured)
                 return
             written = written_to(call.plan, *pending.pristine)

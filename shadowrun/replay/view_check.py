@@ -57,7 +57,7 @@ class UncomparedCalls:
         verdict = Verdict(Status.FALLBACK, cause, "computed on the CPU", evidence)
         context = self._recorder.context(call)
         # A written argument has no longer the values that a repro would need.
-        captured = None if plan.mutated else self._recorder.keep(plan, verdict, (call.args, call.kwargs))
+        captured = None if plan.mutated else self._recorder.keep_inputs(plan, verdict, (call.args, call.kwargs))
         self._recorder.verdict(context, verdict, captured=captured)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from shadowrun.report.descriptions import percent
 from shadowrun.report.document import TONES, Figure
+from shadowrun.report.formatting import percent
 from shadowrun.report.sanitize import clip
 from shadowrun.report.svg import AMBER, BLUE, GREEN, INK, LINE, RED, SOFT, dot, rect, svg, text
 

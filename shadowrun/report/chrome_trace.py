@@ -1,7 +1,9 @@
 """A run as a trace in Chrome's format, which ui.perfetto.dev and chrome://tracing show: lanes and counters.
 
-A data file has the duration of each call on both sides, start and duration of each step, and the time that a whole run
-spent in shadowrun. It has neither the start of a call nor the time that judging it took. So calls lie one after the
+Of a run with ``timeline=True``, a data file says when the parts of each call ran: all events are where they were.
+
+Of other runs it has the duration of each call on both sides, start and duration of each step, and the time that a whole
+run spent in shadowrun, but neither the start of a call nor the time that judging it took. So calls lie one after the
 other from the start of their step, and what is left of a step comes behind them: split into judge and program where the
 run has one step, one event where it has more. The trace says so itself, in `otherData` and in the names of the lanes.
 """
@@ -22,7 +24,7 @@ from shadowrun.report.sanitize import clip, sanitize
 from shadowrun.store.atomic_write import atomic_write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from shadowrun.store.datafile import DataFile
@@ -35,12 +37,19 @@ MAX_CALLS: Final = 200_000
 PIECE: Final = 20_000
 
 PROGRAM, TARGET, REFERENCE, REST = 1, 2, 3, 4
+JUDGE: Final = REST
 _LANES: Final = {
     PROGRAM: "program: steps, phases, modules",
     TARGET: "calls on the target",
     REFERENCE: "calls on the reference",
     REST: "judge, copies, recording; the program's Python (not recorded by call)",
 }
+_TIMED_LANES: Final = {**_LANES, PROGRAM: "program: steps, phases, modules, calls", JUDGE: "judge"}
+_TIMED_NOTE: Final = (
+    "All times were measured, as the host sees them. In the lane of the program a call lasts until the program goes "
+    "on, copies and replay included; what lies between two calls is the program's Python."
+)
+_UNTIMED_NOTE: Final = " Calls whose times were not recorded (behind the first 200,000, say) are left out."
 _NOTE: Final = (
     "Durations of steps and calls are measured, as the host sees them. Start times of calls are not recorded: calls "
     "lie one after the other from the start of their step, the program's own before its replay."
@@ -50,9 +59,12 @@ _ASYNCHRONOUS: Final = (
     "start each step together."
 )
 _CALLS: Final = """
-select call.seq, call.step, call.context_id, outcome.status, call.ref_ns, call.target_ns
+select call.seq, call.step, call.context_id, outcome.status, call.ref_ns, call.target_ns,
+    began_ns, ref_at_ns, target_at_ns, judge_at_ns, judged_ns, ended_ns
 from call join verdict on verdict.id = call.verdict_id join outcome on outcome.id = verdict.outcome_id
+left join moment on moment.seq = call.seq
 where call.seq > ? order by call.seq limit ?"""
+_FIRST_MOMENTS: Final = "select min(seq) from moment group by seq / ?"
 _CONTEXTS: Final = """
 select context.id, op.name, inputs, dtypes, shapes, module, phase, site.text, device
 from context join op on op.id = op_id join site on site.id = site_id"""
@@ -85,6 +97,32 @@ class _Context:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """When a call ran, in microseconds of the run's clock.
+
+    Attributes:
+        began, ended: In the program.
+        at: Lane to the start of its event.
+        judged: End of the judge's event.
+    """
+
+    began: float
+    ended: float
+    at: dict[int, float]
+    judged: float
+
+    @classmethod
+    def of(cls, row: Sequence[int | None]) -> _Times | None:
+        """From the columns of ``moment``; None if the call has no row there."""
+        if row[0] is None:
+            return None
+        began, ref, target, judge, judged, ended = (None if ns is None else ns / 1e3 for ns in row)
+        at = {REFERENCE: ref, TARGET: target, JUDGE: judge if judged is not None else None}
+        known = {lane: start for lane, start in at.items() if start is not None}
+        return cls(began or 0.0, ended or 0.0, known, judged or 0.0)
+
+
 @dataclass(slots=True)
 class _Process:
     """What is written of one run: its clock, and the spans that are open.
@@ -95,6 +133,7 @@ class _Process:
         steps: Start and duration of its steps, in microseconds.
         serial: Whether replays made the program wait.
         own_us: Time of the whole run in shadowrun, replays included.
+        timed: The data file has the times of its calls.
         replayed_us: Time of the replays so far; None once a call's own side was not known.
     """
 
@@ -103,6 +142,7 @@ class _Process:
     steps: dict[int, tuple[float, float]]
     serial: bool
     own_us: float
+    timed: bool = False
     replayed_us: float | None = 0.0
     step: int | None = None
     started: float = 0.0
@@ -115,15 +155,17 @@ class _Process:
         return max(self.clock.values())
 
     def call(
-        self, step: int, seq: int, where: _Context, status: str, times: dict[int, float]
+        self, step: int, seq: int, where: _Context, status: str, times: dict[int, float], when: _Times | None
     ) -> Iterator[dict[str, Any]]:
         if step != self.step:
             yield from self.end_step()
             self.step, self.started = step, max(self.now, self.steps.get(step, (0.0, 0.0))[0])
             self.clock = dict.fromkeys(self.clock, self.started)
-        yield from self._enter((("phase", where.phase), ("module", where.module)))
+        yield from self._enter((("phase", where.phase), ("module", where.module)), when)
         args = where.args | {"call": seq, "status": status}
-        for lane in self._order(where.device):
+        if when is not None:
+            yield from self._at_their_times(where, args, times, when)
+        for lane in () if self.timed else self._order(where.device):
             if lane not in times:
                 continue
             if self.serial:
@@ -146,6 +188,17 @@ class _Process:
             yield {"ph": "i", "s": "t", "pid": self.pid, "tid": PROGRAM, "ts": _us(self.now), "cat": status,
                    "name": f"{status}: {where.op}", "args": args}  # fmt: skip
 
+    def _at_their_times(
+        self, where: _Context, args: dict[str, Any], times: dict[int, float], when: _Times
+    ) -> Iterator[dict[str, Any]]:
+        own = self._own(where.device)
+        yield _span(self.pid, PROGRAM, where.op, when.began, max(when.ended - when.began, 0.0), "call", args)
+        for lane, began in when.at.items():
+            took = when.judged - began if lane == JUDGE else times.get(lane, 0.0)
+            kind = "judge" if lane == JUDGE else "program" if lane == own else "replay"
+            yield _span(self.pid, lane, where.op, began, max(took, 0.0), kind, args | {"of": kind})
+        self.clock = dict.fromkeys(self.clock, max(self.now, when.ended))
+
     @property
     def judge_us(self) -> float | None:
         """What shadowrun took beside the replays; None if that is not known."""
@@ -162,12 +215,14 @@ class _Process:
     def _order(self, device: str) -> tuple[int, int]:
         return (TARGET, REFERENCE) if self._own(device) == TARGET else (REFERENCE, TARGET)
 
-    def _enter(self, wanted: tuple[tuple[str, str], ...]) -> Iterator[dict[str, Any]]:
+    def _enter(self, wanted: tuple[tuple[str, str], ...], when: _Times | None) -> Iterator[dict[str, Any]]:
         """Close the phase and the module that the next call is not in, and open its own."""
         same = 0
         while same < min(len(self.spans), len(wanted)) and self.spans[same][:2] == wanted[same]:
             same += 1
         yield from self._close(same)
+        if when is not None:  # the program's Python between two calls is in neither module
+            self.clock = dict.fromkeys(self.clock, max(self.now, when.began))
         # A call outside any module still has a place in the list, so that the next one closes what is open.
         self.spans += [(kind, name, self.now) for kind, name in wanted[same:]]
 
@@ -189,7 +244,9 @@ class _Process:
             self.pid, PROGRAM, f"step {self.step}", self.started, max(wall, self.now - self.started), "step", args
         )
         judge = self.judge_us
-        if self.serial and rest > 0 and judge is not None and len(self.steps) == 1:
+        if self.timed:
+            pass
+        elif self.serial and rest > 0 and judge is not None and len(self.steps) == 1:
             judge = min(judge, rest)
             yield _span(self.pid, REST, "judge, copies, recording", self.now, judge, "judge", {})
             yield _span(self.pid, REST, "the program's Python", self.now + judge, rest - judge, "rest", {})
@@ -217,7 +274,7 @@ def _events(data: DataFile, processes: list[tuple[_Process, str]], most: int) ->
     contexts = {number: _context(rest) for number, *rest in data.query(_CONTEXTS)}
     for process, name in processes:
         yield _named(process.pid, 0, "process_name", name)
-        for lane, text in _LANES.items():
+        for lane, text in (_TIMED_LANES if process.timed else _LANES).items():
             yield _named(process.pid, lane, "thread_name", text)
             yield {**_named(process.pid, lane, "thread_sort_index", ""), "args": {"sort_index": lane}}
     n_stored, n_folded = _counts(data)
@@ -227,11 +284,11 @@ def _events(data: DataFile, processes: list[tuple[_Process, str]], most: int) ->
             process.replayed_us = None
     last, n_left = -1, most
     while n_left > 0 and (rows := list(data.query(_CALLS, (last, min(PIECE, n_left))))):
-        for seq, step, context, status, ref_ns, target_ns in rows:
+        for seq, step, context, status, ref_ns, target_ns, *moment in rows:
             measured = ((TARGET, target_ns), (REFERENCE, ref_ns))
             times = {lane: ns / 1e3 for lane, ns in measured if ns is not None and ns >= 0}
             process, _ = processes[min(seq // data.block, len(processes) - 1)]
-            yield from process.call(step, seq, contexts[context], status, times)
+            yield from process.call(step, seq, contexts[context], status, times, _Times.of(moment))
         last, n_left = rows[-1][0], n_left - len(rows)
     for process, _ in processes:
         yield from process.end_step()
@@ -263,7 +320,8 @@ def write_trace(data: DataFile, path: Path, most: int = MAX_CALLS) -> tuple[int,
             file = io.TextIOWrapper(packed or raw, "utf-8", "replace", "\n")
             _write(file, _events(data, processes, most))
             # Last: how long the replays took is known now.
-            other = _other(data.info, n, n_all, [process.judge_us for process, _ in processes])
+            others = [process for process, _ in processes]
+            other = _other(data.info, n, n_all, others, _untimed(data, others))
             file.write(f'"otherData": {json.dumps(sanitize(other), allow_nan=False)}}}\n')
             file.flush()
             file.detach()
@@ -292,16 +350,27 @@ def _write(file: io.TextIOWrapper, events: Iterable[dict[str, Any]]) -> None:
     file.write("\n],\n")
 
 
-def _other(info: RunInfo, n: int, n_all: int, judge_us: list[float | None]) -> dict[str, Any]:
+def _untimed(data: DataFile, processes: Sequence[_Process]) -> int:
+    """Calls without times in a file that has those of others."""
+    if not any(process.timed for process in processes):
+        return 0
+    ((n,),) = data.query("select count(*) from call where seq not in (select seq from moment)")
+    return int(n)
+
+
+def _other(info: RunInfo, n: int, n_all: int, processes: Sequence[_Process], n_untimed: int) -> dict[str, Any]:
     """What the trace says of itself."""
-    note = _NOTE + (_ASYNCHRONOUS if info.async_compare_s > 0 else "")
-    left = n_all - n
+    timed = all(process.timed for process in processes)
+    note = _TIMED_NOTE if timed else _NOTE + (_ASYNCHRONOUS if info.async_compare_s > 0 else "")
+    note += _UNTIMED_NOTE if n_untimed else ""
+    left, judge_us = n_all - n, [None if process.timed else process.judge_us for process in processes]
     return {
         "note": note,
         "target": clip(info.target, 200),
         "reference": clip(info.ref, 200),
         "calls": n,
         **({"calls left out": left} if left else {}),
+        **({"calls without times": n_untimed} if n_untimed else {}),
         "wall time of the run, s": _finite(info.wall_s),
         "of it in shadowrun, replays included, s": _finite(info.own_s),
         # Of all calls: a trace of some would count the replays of the others.
@@ -314,13 +383,14 @@ def _processes(data: DataFile) -> list[tuple[_Process, str]]:
     for source, step, started_s, wall_s in data.query("select source_id, step, started_s, wall_s from step"):
         if _finite(started_s) >= 0 and _finite(wall_s) >= 0:
             steps.setdefault(source, {})[step] = (_finite(started_s) * 1e6, _finite(wall_s) * 1e6)
+    timed = {seq // data.block for (seq,) in data.query(_FIRST_MOMENTS, (data.block,))}
     runs = [(source.number, source.file, source.info) for source in data.sources] or [(0, "", data.info)]
     found = []
     for number, file, info in runs:
         devices = (re.split(r"[:\[]", info.target)[0], re.split(r"[:\[]", info.ref)[0])
         serial = info.async_compare_s <= 0
         name = f"{info.target} against {info.ref}" + (f", rank {info.rank}" if info.world_size > 1 else "")
-        process = _Process(number, devices, steps.get(number, {}), serial, _finite(info.own_s) * 1e6)
+        process = _Process(number, devices, steps.get(number, {}), serial, _finite(info.own_s) * 1e6, number in timed)
         found.append((process, clip(f"{name} ({file})" if file else name, 200)))
     return found
 

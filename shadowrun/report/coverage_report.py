@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from shadowrun.analysis import ApiCoverage, Coverage
 from shadowrun.report.bars import stacked_bars
-from shadowrun.report.descriptions import few
 from shadowrun.report.document import (
     TONES,
     Block,
@@ -24,6 +23,7 @@ from shadowrun.report.document import (
     Table,
     status_span,
 )
+from shadowrun.report.formatting import first_few_cell
 from shadowrun.report.sanitize import sanitize
 
 if TYPE_CHECKING:
@@ -104,7 +104,14 @@ def api_document(coverage: ApiCoverage, info: RunInfo) -> Document:
 
 def _functions(coverage: ApiCoverage) -> tuple[tuple[Cell, ...], ...]:
     return tuple(
-        (f.function, f.grade, f"{f.n_calls:,}", f"{f.n_supported_calls:,}", f"{f.n_mismatched_calls:,}", few(f.lacking))
+        (
+            f.function,
+            f.grade,
+            f"{f.n_calls:,}",
+            f"{f.n_supported_calls:,}",
+            f"{f.n_mismatched_calls:,}",
+            first_few_cell(f.lacking),
+        )
         for f in coverage.functions
     )
 
@@ -115,7 +122,13 @@ class _NotebookCoverage(Coverage):
     def _repr_html_(self) -> str:
         shown = sanitize(self)
         rows = tuple(
-            (o.op, (status_span(o.state),), f"{o.n_calls:,}", f"{o.n_supported_calls:,}", few(o.missing_kernels))
+            (
+                o.op,
+                (status_span(o.state),),
+                f"{o.n_calls:,}",
+                f"{o.n_supported_calls:,}",
+                first_few_cell(o.missing_kernels),
+            )
             for o in shown.operators
         )
         columns = (
@@ -165,7 +178,9 @@ def _operators(coverage: Coverage, state: str) -> Section:
 
 
 def _kernels(coverage: Coverage) -> Section | None:
-    rows = tuple((k.kernel, f"{k.n_calls:,}", few(k.modules, shown=MAX_NAMES)) for k in coverage.missing_kernels)
+    rows = tuple(
+        (k.kernel, f"{k.n_calls:,}", first_few_cell(k.modules, shown=MAX_NAMES)) for k in coverage.missing_kernels
+    )
     table = Table((Column("kernel", "name"), _CALLS, Column("modules")), rows, limits=_LIMITS)
     return Section("Kernels to write", (table,), "Those that most calls need first.", len(rows)) if rows else None
 
@@ -177,7 +192,7 @@ def _modules(coverage: Coverage) -> Section | None:
             m.module or "(outside of modules)",
             f"{m.n_calls:,}",
             f"{100 * m.n_supported_calls / m.n_calls:.1f} %",
-            few(m.lacking, shown=MAX_NAMES),
+            first_few_cell(m.lacking, shown=MAX_NAMES),
         )
         for m in lacking
     )

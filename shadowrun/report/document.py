@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.errors import UsageError
-from shadowrun.report.blocks import (
+from shadowrun.report.document_blocks import (
     TONES,
     Bar,
     Block,
@@ -89,8 +89,8 @@ __all__ = [
 RENDERERS = {
     "txt": "terminal:render_text",
     "md": "markdown:render_markdown",
-    "json": "machine:render_json",
-    "csv": "machine:render_csv",
+    "json": "json_csv:render_json",
+    "csv": "json_csv:render_csv",
     "html": "html:render_html",
     "terminal": "terminal:render_terminal",
     "junit": "junit:render_junit",

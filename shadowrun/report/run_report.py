@@ -8,13 +8,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from shadowrun.analysis.drift_effects import read_repairs
 from shadowrun.analysis.wording import plural
-from shadowrun.report.baseline import baseline_section
-from shadowrun.report.descriptions import (
-    few,
-    overhead,
-    short_reason,
-    short_site,
-)
 from shadowrun.report.document import (
     Block,
     Cell,
@@ -32,8 +25,17 @@ from shadowrun.report.document import (
     status_span,
 )
 from shadowrun.report.finding_details import FindingDetails
-from shadowrun.report.run_issues import run_issues
+from shadowrun.report.formatting import (
+    describe_cause,
+    finding_facts,
+    first_few_cell,
+    overhead,
+    short_reason,
+    short_site,
+)
+from shadowrun.report.issues import Issue, Issues
 from shadowrun.report.run_sections import (
+    baseline_section,
     coverage_section,
     drift_section,
     finding_sections,
@@ -48,11 +50,11 @@ from shadowrun.report.run_sections import (
 )
 from shadowrun.report.sanitize import clip, sanitize
 from shadowrun.report.source_report import source_section
+from shadowrun.store.combined_runs import are_ranks, name_runs
 from shadowrun.store.datafile import ENDED_EARLY
-from shadowrun.store.sources import are_ranks, name_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from shadowrun import analysis
     from shadowrun.analysis import (
@@ -64,13 +66,14 @@ if TYPE_CHECKING:
         OperatorSummary,
         Place,
         Regions,
+        SinceBaseline,
         SourceText,
         Step,
     )
-    from shadowrun.store.sources import SourceRun
+    from shadowrun.store.combined_runs import SourceRun
     from shadowrun.types import OpRecord, RunInfo, Status
 
-__all__ = ["Source", "run_document"]
+__all__ = ["Source", "run_document", "run_issues"]
 
 FORMAT = 1
 """Version of the JSON's form. History: 1, first version."""
@@ -256,7 +259,7 @@ def _summary(findings: Sequence[Finding]) -> Table | None:
             (status_span(f.kind),),
             f.op,
             clip(short_site(f.sites[0]).partition(" in ")[0], MAX_CELL) if f.sites else "",
-            few(f.modules, f.n_modules, 1, MAX_CELL),
+            first_few_cell(f.modules, f.n_modules, 1, MAX_CELL),
             clip(short_reason(f), MAX_CELL),
             f"{f.n_calls:,}",
         )
@@ -322,3 +325,61 @@ def _combined(sources: tuple[SourceRun, ...]) -> str:
 def _pairs(spec: str, fingerprint: dict[str, object]) -> str:
     described = ", ".join(f"{key} {value}" for key, value in fingerprint.items() if value not in (None, ""))
     return f"{spec} ({described})" if described else spec
+
+
+# The findings of a run as `Issues`.
+
+
+def run_issues(
+    info: RunInfo,
+    findings: Sequence[Finding],
+    known: Sequence[Finding],
+    operators: Sequence[OperatorSummary],
+    fail_on: Collection[str],
+    since: SinceBaseline | None = None,
+) -> Issues:
+    """All findings, known issues included, and the operators without one.
+
+    Args:
+        info: Description of the run.
+        findings: New findings.
+        known: Findings that the ledger excuses.
+        operators: All operators.
+        fail_on: Kinds that fail the run; ``new`` and ``worse`` are those since the baseline.
+        since: What became of the findings of a baseline.
+    """
+    changes = since.by_finding() if since is not None else {}
+    change = {
+        f.number: str(changes.get((f.kind, f.op, str(f.cause or ""), f.known is not None), ""))
+        for f in (*findings, *known)
+    }
+    failing = {f.number for f in findings if {f.kind, change[f.number]} & set(fail_on)}
+    rows = [_issue(f, info.target, "error" if f.number in failing else "warning", change[f.number]) for f in findings]
+    rows += [_issue(f, info.target, "note", change[f.number]) for f in known]
+    named = {issue.name for issue in rows}
+    passed = tuple(o.op for o in operators if o.n_match and o.op not in named)
+    return Issues(info.target, tuple(rows), passed, info.argv[0] if info.argv else "")
+
+
+def _issue(finding: Finding, target: str, level: str, change: str) -> Issue:
+    why = describe_cause(finding.cause, finding.explanation, finding.evidence, finding.confidence)
+    message = clip(f"{finding.op} on {target}: {finding.kind}{f', {why}' if why else ''}")
+    facts = finding_facts(finding)
+    # Without line and explanation, which change with the program while the fault stays: as `analysis.Signature`.
+    key = (
+        *(finding.kind, finding.op, str(finding.cause or "")),
+        *(*finding.modules[:1], *map(str, finding.phases[:1])),
+    )
+    reason = finding.known.reason if finding.known is not None else ""
+    return Issue(
+        kind=finding.kind,
+        cause=str(finding.cause or ""),
+        name=finding.op,
+        message=message,
+        level=level,
+        key=key,
+        lines=tuple((fact.label, fact.text) for fact in facts if fact.label != "why"),
+        sites=finding.sites,
+        known=reason,
+        change=change,
+    )

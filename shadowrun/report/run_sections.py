@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from shadowrun.analysis import Change
 from shadowrun.analysis.findings import without_numbers
 from shadowrun.report.bars import region_strip
-from shadowrun.report.blocks import (
+from shadowrun.report.document import Span
+from shadowrun.report.document_blocks import (
     TONES,
     Block,
     Cell,
@@ -24,11 +26,12 @@ from shadowrun.report.blocks import (
     Table,
     status_span,
 )
-from shadowrun.report.descriptions import (
+from shadowrun.report.finding_details import FindingDetails, facets, ranks, repair_blocks
+from shadowrun.report.formatting import (
     describe_cause,
     duration,
-    few,
     finding_facts,
+    first_few_cell,
     float_text,
     known_issue_texts,
     max_abs_text,
@@ -36,11 +39,9 @@ from shadowrun.report.descriptions import (
     region_facts,
     short_site,
 )
-from shadowrun.report.effects_report import repair_blocks
-from shadowrun.report.finding_details import FindingDetails, facets, ranks
 from shadowrun.report.sanitize import clip, sanitize
+from shadowrun.store.combined_runs import name_runs
 from shadowrun.store.records import REGION
-from shadowrun.store.sources import name_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -50,21 +51,36 @@ if TYPE_CHECKING:
         Coverage,
         DriftStep,
         Finding,
+        FindingChange,
+        FindingInRun,
         LedgerUse,
         OperatorSummary,
         Regions,
         RegionSummary,
+        SinceBaseline,
         Skipped,
     )
     from shadowrun.analysis.drift_effects import Repair
-    from shadowrun.store.sources import SourceRun
+    from shadowrun.store.combined_runs import SourceRun
     from shadowrun.types import OpRecord
 
 __all__ = [
-    "coverage_section", "drift_section", "finding_sections", "findings_table", "first_divergence_facts",
-    "first_divergence_section", "internal_failures_section", "known_section", "notes_section", "operator_table",
-    "regions_section", "skipped_section",
-]  # fmt: skip
+    "baseline_section",
+    "change_counts",
+    "change_table",
+    "coverage_section",
+    "drift_section",
+    "finding_sections",
+    "findings_table",
+    "first_divergence_facts",
+    "first_divergence_section",
+    "internal_failures_section",
+    "known_section",
+    "notes_section",
+    "operator_table",
+    "regions_section",
+    "skipped_section",
+]
 
 MAX_FINDINGS = 300
 """Of each kind, in full: HTML opens those after the first 50, and leaves out what its limit of size does not take."""
@@ -166,7 +182,7 @@ def known_section(known: LedgerUse) -> Section | None:
     if not known.findings:
         return None
     rows = tuple(
-        (f.op, f"{f.n_calls:,}", f.kind, *known_issue_texts(f), few(f.modules, f.n_modules, 1, MAX_CELL))
+        (f.op, f"{f.n_calls:,}", f.kind, *known_issue_texts(f), first_few_cell(f.modules, f.n_modules, 1, MAX_CELL))
         for f in sanitize(known.findings[:MAX_ROWS])
     )
     columns = (
@@ -222,9 +238,9 @@ def _operator(op: OperatorSummary) -> tuple[Cell, ...]:
     bits = str(op.remaining_bits) if op.remaining_bits >= 0 else "-"
     compared = op.worst_seq >= 0
     figures = (max_abs_text(op), float_text(op.max_rel), f"{op.max_ulp:,}", bits) if compared else ("-",) * 4
-    shapes = few(op.shapes, len(op.shapes) + op.n_more_shapes, 2, 90)
+    shapes = first_few_cell(op.shapes, len(op.shapes) + op.n_more_shapes, 2, 90)
     times = duration(op.ref_median_us), duration(op.target_median_us)
-    return (op.op, f"{op.n_calls:,}", _outcomes(_counts_of(op)), *figures, *times, few(op.dtypes), shapes)
+    return (op.op, f"{op.n_calls:,}", _outcomes(_counts_of(op)), *figures, *times, first_few_cell(op.dtypes), shapes)
 
 
 def _outcomes(counts: dict[str, int]) -> Cell:
@@ -280,7 +296,7 @@ def coverage_section(coverage: Coverage) -> Section:
         Fact("calls", f"{coverage.n_supported_calls:,} of {coverage.n_calls:,} ({percents[1]:.1f} %)"),
     )
     kernels = sanitize(coverage.missing_kernels[:MAX_ROWS])
-    rows = tuple((kernel.kernel, f"{kernel.n_calls:,}", few(kernel.ops)) for kernel in kernels)
+    rows = tuple((kernel.kernel, f"{kernel.n_calls:,}", first_few_cell(kernel.ops)) for kernel in kernels)
     columns = (Column("kernel to write", "name"), _CALLS, Column("needed by"))
     table = Table(columns, rows, len(coverage.missing_kernels) - len(rows), "kernels")
     return Section("Coverage", (Facts(facts), table) if rows else (Facts(facts),))
@@ -348,3 +364,53 @@ def _evenly_spread(steps: list[DriftStep]) -> list[DriftStep]:
     if len(steps) <= MAX_STEPS:
         return steps
     return [steps[i] for i in sorted({round(i * (len(steps) - 1) / (MAX_STEPS - 1)) for i in range(MAX_STEPS)})]
+
+
+# What became of the findings of a baseline, as a section of a report and as a table of `shadowrun diff`.
+
+_MAX_CHANGES: Final = 50
+_TONES: Final = {Change.NEW: "bad", Change.WORSE: "bad", Change.GONE: "good", Change.SAME: "dim"}
+_CHANGE_LIMITS: Final = Limits(40, 100, 1000)
+
+
+def change_counts(changes: Sequence[FindingChange]) -> Note:
+    """``2 new  0 worse  1 same  0 gone``."""
+    counts = {change: sum(c.change is change for c in changes) for change in Change}
+    return Note(tuple(Span(f"{n:,} {change}", _TONES[change] if n else "dim") for change, n in counts.items()))
+
+
+def change_table(changes: Sequence[FindingChange], limit: int) -> Table:
+    """One row for each finding of either run."""
+    rows = tuple(
+        (
+            (Span(str(c.change), _TONES[c.change]),),
+            *c.signature,
+            _calls(c.before),
+            _calls(c.after),
+            c.after.known if c.after else "",
+        )
+        for c in changes[:limit]
+    )
+    columns = (
+        *(Column("change"), Column("kind"), Column("operator", "name"), Column("module"), Column("phase", detail=1)),
+        *(Column("cause"), Column("before", "number"), Column("after", "number"), Column("known issue", detail=2)),
+    )
+    return Table(columns, rows, len(changes) - len(rows), "findings", _CHANGE_LIMITS)
+
+
+def baseline_section(since: SinceBaseline | None) -> Section | None:
+    """Findings that are new, worse or gone since the baseline."""
+    if since is None:
+        return None
+    blocks: list[Block] = [change_counts(since.changes)]
+    if since.platforms:
+        blocks.append(Note(f"the baseline is of other platforms: {since.platforms}", "warn"))
+    changed = [c for c in since.changes if c.change is not Change.SAME]
+    if changed:
+        blocks.append(change_table(changed, _MAX_CHANGES))
+    lead = "Calls affected, of all calls of the operator there." if changed else ""
+    return Section(f"Since {since.name}", tuple(blocks), lead, anchor="baseline")
+
+
+def _calls(seen: FindingInRun | None) -> str:
+    return "" if seen is None else f"{seen.n_calls:,} of {seen.n_calls_of_op:,}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shadowrun.report.descriptions import short_site
 from shadowrun.report.document import TONES, Block, Code, CodeLine, Later, Note, Section, Span
+from shadowrun.report.formatting import short_site
 from shadowrun.report.sanitize import clip
 
 if TYPE_CHECKING:

@@ -11,15 +11,27 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from shadowrun.report.blocks import Entries, Fact, Facts, Listing, Note, Prose, Section, Table, plain, shown, visible
 from shadowrun.report.document import View
+from shadowrun.report.document_blocks import (
+    Entries,
+    Fact,
+    Facts,
+    Listing,
+    Note,
+    Prose,
+    Section,
+    Table,
+    plain,
+    shown,
+    visible,
+)
 from shadowrun.report.sanitize import MAX_WHOLE, clip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shadowrun.report.blocks import Block, Cell, Entry
     from shadowrun.report.document import Document, GateLine
+    from shadowrun.report.document_blocks import Block, Cell, Entry
 
 __all__ = ["render_terminal", "render_text"]
 
@@ -179,7 +191,7 @@ class _Page:
         self.console.print(grid)
         for fact in facts:
             if fact.command:
-                line = Text.assemble((f"  {fact.label:{LABEL - 1}}", "dim"), (fact.text, "cyan"))
+                line = Text.assemble((f"  {fact.label:{label - 1}}", "dim"), (fact.text, "cyan"))
                 self.console.print(line, soft_wrap=True)
 
     def _entry(self, entry: Entry) -> None:

@@ -11,12 +11,12 @@ from shadowrun.operators.cpu_only_ops import EQUIVALENTS
 from shadowrun.operators.facts import facts
 from shadowrun.operators.vendor_ops import COUNTERPARTS
 from shadowrun.platforms import torchplatform
-from shadowrun.repro import calls
+from shadowrun.repro import call_code
 from shadowrun.repro.call_replayer import CallReplayer, ReplayOutcome, captured_plan, load_captured
-from shadowrun.repro.checks import Check, checks_of
 from shadowrun.repro.minimise import minimised
 from shadowrun.repro.platform_setup import allowed_platforms, check_harmless, platform_setups
 from shadowrun.repro.quoting import check_name
+from shadowrun.repro.result_checks import Check, checks_of
 from shadowrun.repro.script import EXIT_STATUS, Repro, ReproOptions, ScriptSpec, publish, versions_text
 from shadowrun.types import Cause, Status
 
@@ -104,7 +104,7 @@ class _FindingScript:
     def write(self, record: OpRecord, directory: Path, seconds: float) -> Repro:
         """Minimise, write and try the script."""
         # Noted first: minimising replaces them, and the script says what the run had.
-        before = calls.named_inputs(self._plan, self._args, self._kwargs)
+        before = call_code.named_inputs(self._plan, self._args, self._kwargs)
         present = True
         try:
             with CallReplayer(self._info, memory=self._kind == "memory") as bench:
@@ -114,8 +114,8 @@ class _FindingScript:
             present = False
             self._notes.append(f"nothing was minimised or tried: {error}")
             self._checks = self._recorded_checks(record)
-        spec = self._spec(record, calls.shown_inputs(before))
-        shown = calls.shown_inputs(spec.inputs)
+        spec = self._spec(record, call_code.shown_inputs(before))
+        shown = call_code.shown_inputs(spec.inputs)
         return publish(spec, directory, run_versions(self._info), self._notes, shown=shown, tried=present)
 
     # -- on this machine ---------------------------------------------------------------------------
@@ -194,14 +194,14 @@ class _FindingScript:
         values: dict[str, Any] = {"ratio": _ratio(self._info)}
         if self._kind == "memory":
             checks = tuple(c for c in checks if c.name.startswith("output "))
-            values = {"written": plan.mutated_names, "returned": calls.returned_arguments(plan)}
+            values = {"written": plan.mutated_names, "returned": call_code.returned_arguments(plan)}
         if self._kind == "fallback":
             values = {"key": torchplatform.dispatch_key(self._target.device.partition(":")[0])}
-        call = calls.script_call(plan, self._args, self._kwargs, [c.name for c in checks])
+        call = call_code.script_call(plan, self._args, self._kwargs, [c.name for c in checks])
         return ScriptSpec(
             kind=self._kind,
             title=_title(finding, self._target),
-            story=_story(self._info, finding, record, before, calls.shown_inputs(call["inputs"])),
+            story=_story(self._info, finding, record, before, call_code.shown_inputs(call["inputs"])),
             target=self._target,
             ref=self._ref,
             checks=checks,

@@ -117,11 +117,11 @@ class _CollectingSink:
         """Numbers mean nothing here."""
         return 0, 0
 
-    def keep(self, *_: object) -> InputsFile | None:
+    def keep_inputs(self, *_: object) -> InputsFile | None:
         """Keep no inputs: the caller has them."""
         return None
 
-    def room(self, *_: object) -> int | None:
+    def bytes_for_inputs(self, *_: object) -> int | None:
         """Want no inputs."""
         return None
 
@@ -170,7 +170,7 @@ class CallReplayer:
         target, ref = resolve(info.target), resolve(info.ref)
         # Tolerances were those of the run; of its settings only what is printable is known.
         options = {k: v for k, v in info.config.items() if k in _OPTIONS and type(v) in (int, float) and v == v}  # noqa: PLR0124
-        config = Config.make(settings=False, known=False, **options)
+        config = Config.from_options(settings=False, known=False, **options)
         self._stack = contextlib.ExitStack()
         self._max_bytes = config.max_bytes
         self.target, self.ref = Executor(target), Executor(ref)

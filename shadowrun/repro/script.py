@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.replay.memory_effects import GUARD_BYTES
-from shadowrun.repro.calls import needs_layout
+from shadowrun.repro.call_code import needs_layout
 from shadowrun.repro.quoting import Code, code, dotted_name, in_docstring, literal
 from shadowrun.store.atomic_write import write_text
 from shadowrun.store.captured_inputs import NOT_KEPT, write_private
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     import jinja2
 
     from shadowrun.analysis import Finding
-    from shadowrun.repro.checks import Check
     from shadowrun.repro.platform_setup import PlatformSetup
-    from shadowrun.store.sources import SourceRun
+    from shadowrun.repro.result_checks import Check
+    from shadowrun.store.combined_runs import SourceRun
 
 __all__ = [
     "EXIT_STATUS",

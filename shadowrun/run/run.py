@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from os import PathLike
 
-    from shadowrun.report.frames import Rows
+    from shadowrun.report.dataframes import Rows
     from shadowrun.repro import Repro
     from shadowrun.repro.call_replayer import Explanation
     from shadowrun.settings import KnownLine
-    from shadowrun.store.sources import SourceRun
+    from shadowrun.store.combined_runs import SourceRun
     from shadowrun.types import OpRecord, RunInfo
 
 __all__ = ["Run"]
@@ -76,9 +76,7 @@ class Run:
         self._known = tuple(known)
         self.fail_on: Collection[str] = FAIL_ON
         self.baseline: Baseline | None = None
-        # Reading the calls takes most of the time of a report: kept until the file changes.
-        self._table: tuple[tuple[int, int], CallGroups] | None = None
-        self._charts: Charts | None = None
+        self._calls = analysis.CallReader(data)
         self._found: tuple[CallGroups, list[Finding]] | None = None
 
     @property
@@ -126,7 +124,7 @@ class Run:
 
     def summary(self) -> Rows[OperatorSummary]:
         """One row for each operator, those that need work first."""
-        from shadowrun.report.frames import Rows
+        from shadowrun.report.dataframes import Rows
         from shadowrun.report.run_sections import operator_table
 
         return Rows(analysis.summarise(self._read()), operator_table)
@@ -140,7 +138,7 @@ class Run:
 
         Printed, each is one line; ``print(finding)`` has the evidence and the next step.
         """
-        from shadowrun.report.frames import Rows
+        from shadowrun.report.dataframes import Rows
         from shadowrun.report.run_sections import findings_table
 
         return Rows((finding for finding in self._all_findings() if finding.known is None), findings_table)
@@ -168,7 +166,7 @@ class Run:
         Raises:
             UsageError: pandas is not installed.
         """
-        from shadowrun.report.frames import record_row, to_dataframe
+        from shadowrun.report.dataframes import record_row, to_dataframe
 
         return to_dataframe(map(record_row, self.records(**selection)))
 
@@ -185,7 +183,7 @@ class Run:
         Raises:
             UsageError: Another ending, pyarrow is not installed, or the file cannot be written.
         """
-        from shadowrun.report.frames import write_records
+        from shadowrun.report.dataframes import write_records
 
         return write_records(self.records(**selection), Path(path))
 
@@ -224,8 +222,8 @@ class Run:
     def charts(self) -> Charts:
         """Series for pictures: errors along the graph, by module and step, and times; this reads all calls."""
         self.read_calls(charts=True)
-        assert self._charts is not None
-        return self._charts
+        assert self._calls.charts is not None
+        return self._calls.charts
 
     def read_calls(self, *, charts: bool) -> None:
         """Read the calls now, if they are not read already; reports that have pictures ask for them before all else.
@@ -234,12 +232,7 @@ class Run:
             charts: Read the series for pictures in the same pass.
         """
         self._sync()
-        version = self._data.version
-        if self._table is not None and self._table[0] == version and (self._charts is not None or not charts):
-            return
-        reader = analysis.ChartsReader(self._data, self.first_divergence()) if charts else None
-        table = CallGroups.read(self._data, reader)
-        self._table, self._charts = (version, table), None if reader is None else reader.charts(table)
+        self._calls.read(self.first_divergence if charts else None)
 
     def notes(self) -> list[Note]:
         """Calls that could not be verified, and matches with a cause worth knowing."""
@@ -501,6 +494,5 @@ class Run:
         """Called before each read; a comparison that still records flushes here."""
 
     def _read(self) -> CallGroups:
-        self.read_calls(charts=False)
-        assert self._table is not None
-        return self._table[1]
+        self._sync()
+        return self._calls.read()

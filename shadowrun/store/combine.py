@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from shadowrun.errors import DataFileError
 from shadowrun.store import connect
 from shadowrun.store.codec import encode_info, jsonable
+from shadowrun.store.combined_runs import SourceRun, are_ranks, greatest_seq, name_runs, ranges
 from shadowrun.store.copy_runs import Part, RunCopier
 from shadowrun.store.datafile import DataFile
-from shadowrun.store.sources import SourceRun, are_ranks, greatest_seq, name_runs, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shadowrun.errors import DataFileError
-from shadowrun.store import validation
+from shadowrun.store import call_pages, validation
 from shadowrun.store.migrations import fill_from, schema_of
 from shadowrun.store.schema import APPLICATION_ID, SCHEMA, SCHEMA_VERSION
 from shadowrun.store.validation import GuardedConnection, check_datafile_values
@@ -77,7 +77,7 @@ def _make_tables(connection: sqlite3.Connection) -> None:
     connection.executescript("begin;" + numbers + SCHEMA + "commit;")
 
 
-def connect_existing(path: Path, *, write: bool = False) -> sqlite3.Connection:
+def connect_existing(path: Path, *, write: bool = False) -> GuardedConnection:
     """Open an existing data file: for reading, which checks the whole file, or to write to a checked one.
 
     For an older schema, the connection is to a copy in the present one.
@@ -112,7 +112,7 @@ def salvage(path: Path) -> sqlite3.Connection:
         raise corrupt(path, error) from error
 
 
-def _checked(path: Path) -> sqlite3.Connection:
+def _checked(path: Path) -> GuardedConnection:
     """A connection to a validated data file, or to a copy of one of an older schema."""
     connection, version = _connect(path, "ro")
     with _naming(path, connection):
@@ -120,7 +120,8 @@ def _checked(path: Path) -> sqlite3.Connection:
         if version < SCHEMA_VERSION:
             connection.close()
             connection = _copy(path, version)
-        check_datafile_values(connection)
+        connection.call_pages = call_pages.find(connection)
+        check_datafile_values(connection, but=() if connection.call_pages is None else ("call",))
         connection.execute("pragma query_only = on")
     return connection
 
@@ -150,8 +151,8 @@ def upgrade(path: Path) -> None:
         return
     new = path.with_name(path.name + ".part")
     try:
-        with contextlib.closing(connect_new(new)) as connection:
-            fill_from(connection, path, version)
+        with contextlib.closing(connect_new(new)) as written:
+            fill_from(written, path, version)
         move(new, path)
     except sqlite3.Error as error:
         raise unwritable(path, error) from error
@@ -173,15 +174,15 @@ def up_to_date(path: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / path.name
-        with contextlib.closing(connect_new(copy)) as connection:
+        with contextlib.closing(connect_new(copy)) as written:
             try:
-                fill_from(connection, path, version)
+                fill_from(written, path, version)
             except (sqlite3.DatabaseError, UnicodeError) as error:
                 raise corrupt(path, error) from error
         yield copy
 
 
-def _copy(path: Path, version: int) -> sqlite3.Connection:
+def _copy(path: Path, version: int) -> GuardedConnection:
     """A copy in the present schema."""
     # A database without a name is kept in memory; SQLite spills it to a temporary file if it is large.
     connection = sqlite3.connect("", uri=True, isolation_level=None, check_same_thread=False, factory=GuardedConnection)
@@ -195,7 +196,7 @@ def _copy(path: Path, version: int) -> sqlite3.Connection:
     return connection
 
 
-def _connect(path: Path, mode: str) -> tuple[sqlite3.Connection, int]:
+def _connect(path: Path, mode: str) -> tuple[GuardedConnection, int]:
     """A connection to a data file, and its schema version, which this shadowrun can read."""
     if not path.exists():
         raise DataFileError(
@@ -236,7 +237,7 @@ def corrupt(path: Path | None, error: Exception) -> DataFileError:
     )
 
 
-def _open(path: Path, mode: str) -> sqlite3.Connection:
+def _open(path: Path, mode: str) -> GuardedConnection:
     try:
         return validation.connect(path, mode, READ_TIMEOUT_S)
     except (sqlite3.Error, OSError) as error:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from shadowrun.store.sources import SourceRun
+    from shadowrun.store.combined_runs import SourceRun
 
 __all__ = ["Part", "RunCopier"]
 
@@ -47,6 +47,10 @@ _OF_RUN = (
     from old.diff join map_tensor m on m.old = tensor_id
     where seq >= :first and seq < :end order by seq, position
     """,  # noqa: S608 - names from above
+    """
+    insert into moment select seq + :shift, began_ns, target_at_ns, ref_at_ns, judge_at_ns, judged_ns, ended_ns
+    from old.moment where seq >= :first and seq < :end order by seq
+    """,
     f"""
     insert into folded select c.new, o.new, {_FOLDED}
     from old.folded join map_context c on c.old = context_id join map_outcome o on o.old = outcome_id

@@ -14,16 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 from shadowrun.errors import DataFileError
 from shadowrun.store import connect
+from shadowrun.store.call_pages import last_of
 from shadowrun.store.captured_inputs import clear, folder_of, temporary_folder
 from shadowrun.store.codec import decode_info, encode_info
+from shadowrun.store.combined_runs import SourceRun, block_of, read_sources
 from shadowrun.store.pending import INTERNED, MAX_FIRST_NUMBER, PendingRows
 from shadowrun.store.retention import RetentionLimit
-from shadowrun.store.sources import SourceRun, block_of, read_sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from shadowrun.store.call_pages import CallPages
+    from shadowrun.store.groups import Calls
     from shadowrun.store.packed_rows import PackedRows
     from shadowrun.store.pending import Row, Rows
     from shadowrun.types import Phase, RunInfo, TensorDiff, Verdict
@@ -38,6 +41,9 @@ MAX_WAITING_ROWS = 200 * FLUSH_ROWS
 """Rows kept while another process locks the file; above this, recording ends."""
 CLOSE_TIMEOUT_S = 5.0
 LOCKED_RETRY_S = 0.5
+MAX_VERDICTS_IN_ARRAY = 4_000_000
+"""32 MB of outcomes, one for each verdict."""
+_OUTCOMES = "select id, outcome_id from verdict where id > ? order by id limit 20000"
 ENDED_EARLY = "recording ended early: "
 """Prefix of the note that gives the reason."""
 
@@ -79,6 +85,7 @@ class DataFile:
         self._earlier_s = (0.0, 0.0, 0.0)
         self._folder: Path | None = None
         self._n_changes = 0
+        self._call_pages: CallPages | None = getattr(connection, "call_pages", None)
 
     @classmethod
     def create(
@@ -218,6 +225,10 @@ class DataFile:
     def drop_capture(self, file: str) -> None:
         """Record that a file of the folder `tensors` was deleted."""
         self._waiting["capture gone"].append((file,))
+
+    def add_moment(self, seq: int, times: tuple[int | None, ...]) -> None:
+        """Record when the parts of call `seq` ran: the columns of ``moment``."""
+        self._waiting["moment"].append((seq, *times))
 
     def add_api(self, context: int, name: str) -> None:
         """Record what the program called to make the calls of a context: ``F.linear``, ``nn.GRU``."""
@@ -364,6 +375,43 @@ class DataFile:
                 return iter(self._connection.execute(sql, values).fetchall())
             except (sqlite3.DatabaseError, UnicodeError) as error:
                 raise connect.corrupt(self.path, error) from error
+
+    def call_arrays(self) -> Iterator[Calls] | None:
+        """All calls as arrays, some at a time; the columns are those of `shadowrun.store.groups.scan`.
+
+        Returns:
+            None where a query has to be made; see `shadowrun.store.call_pages`.
+        """
+        if self._call_pages is None:
+            return None
+        import numpy as np  # not for small files
+
+        ((least, greatest),) = self.query("select coalesce(min(id), 0), coalesce(max(id), 0) from verdict")
+        if least < 0 or greatest > MAX_VERDICTS_IN_ARRAY:
+            return None
+        outcomes = np.full(greatest + 1, -1.0)
+        while rows := list(self.query(_OUTCOMES, (least - 1,))):
+            least = rows[-1][0] + 1
+            numbers = np.array(rows)
+            outcomes[numbers[:, 0]] = numbers[:, 1]
+        return self._call_arrays(self._call_pages, outcomes)
+
+    def _call_arrays(self, pages: CallPages, outcomes: Calls) -> Iterator[Calls]:
+        import numpy as np
+
+        last = -1.0
+        try:
+            while True:
+                with self._lock:
+                    rows = pages.rows(self._connection, last)
+                if not rows:
+                    return
+                last = last_of(rows)
+                calls = np.frombuffer(rows).reshape(-1, 8).copy()
+                calls[:, 3] = outcomes[calls[:, 3].astype(np.int64)]
+                yield calls
+        except (sqlite3.Error, OSError, IndexError) as error:
+            raise connect.corrupt(self.path, error) from error
 
     def _move_tensors(self, path: Path) -> None:
         clear(path)

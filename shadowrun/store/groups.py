@@ -3,7 +3,8 @@
 A `Group` is computed from the rows of ``call`` and ``diff``, or read from ``folded``, where a run in memory keeps the
 sums of the matches that it dropped. Both kinds are merged into one list, so that analyses stay exact.
 
-`scan` is the one pass over all calls; the medians of the analyses come from it too.
+`scan` is the one pass over all calls; the medians of the analyses come from it too. Of a large file it takes arrays
+(`call_pages`) instead of rows.
 """
 
 from __future__ import annotations
@@ -21,57 +22,64 @@ if TYPE_CHECKING:
 
     Query = Callable[..., Iterable[tuple[Any, ...]]]
     Key = tuple[int, int, int]
-    Observe = Callable[[int, list[float], list[float]], None]
-    ShowRows = Callable[[list[tuple[Any, ...]]], None]
+    import numpy as np
+    import numpy.typing as npt
 
-__all__ = ["PIECE", "Group", "Sums", "compute", "greatest", "merge", "read_folded", "read_groups", "scan"]
+    Calls = npt.NDArray[np.float64]
+    Times = list[float] | npt.NDArray[np.float64]
+    SumOfTimes = tuple[int, float, float]
+    Observe = Callable[[int, Times, Times], None]
+    ShowRows = Callable[[list[tuple[Any, ...]] | Calls], None]
+
+__all__ = [
+    "PIECE",
+    "Calls",
+    "Group",
+    "SumOfTimes",
+    "Sums",
+    "Times",
+    "compute",
+    "greatest",
+    "merge",
+    "read_folded",
+    "read_groups",
+    "scan",
+]
 
 
 PIECE = 20_000
 """Rows fetched at once: neither memory nor the lock on the file is held for a whole pass."""
 
 _CALLS = f"""
-select seq, step, context_id, outcome_id, ref_ns / 1000.0, target_ns / 1000.0{{more}}
+select seq, step, context_id, outcome_id, ref_ns, target_ns{{more}}
 from call join verdict on verdict.id = verdict_id
 where seq > ? and seq < ? and {{where}} order by seq limit {PIECE}
 """  # noqa: S608 - no value from outside enters it
 
 
 class Sums:
-    """Number of calls and sums of their times; unmeasured times are left out."""
+    """Number of calls and sums of their times in nanoseconds, which are exact; unmeasured times are left out."""
 
-    __slots__ = (
-        "first_seq",
-        "first_step",
-        "n",
-        "n_ref",
-        "n_target",
-        "ref_us_min",
-        "ref_us_total",
-        "target_us_min",
-        "target_us_total",
-    )
+    __slots__ = ("first_seq", "first_step", "n", "n_ref", "n_target", "ref", "ref_min", "target", "target_min")
 
     def __init__(self, first_seq: int, first_step: int) -> None:
         self.first_seq = first_seq
         self.first_step = first_step
         self.n = self.n_ref = self.n_target = 0
-        self.ref_us_total = self.target_us_total = 0.0
-        self.ref_us_min = self.target_us_min = -1.0
+        self.ref = self.target = 0.0
+        self.ref_min = self.target_min = -1.0
 
-    def add(self, n: int, refs: list[float], targets: list[float]) -> None:
-        """Add the times of `n` calls."""
+    def add(self, n: int, ref: SumOfTimes, target: SumOfTimes) -> None:
+        """Add `n` calls, with the number of times measured on each side, their sum and their minimum."""
         self.n += n
-        if refs:
-            least = min(refs)
-            self.ref_us_min = least if self.n_ref == 0 else min(self.ref_us_min, least)
-            self.n_ref += len(refs)
-            self.ref_us_total += sum(refs)
-        if targets:
-            least = min(targets)
-            self.target_us_min = least if self.n_target == 0 else min(self.target_us_min, least)
-            self.n_target += len(targets)
-            self.target_us_total += sum(targets)
+        if ref[0]:
+            self.ref_min = ref[2] if self.n_ref == 0 else min(self.ref_min, ref[2])
+            self.n_ref += ref[0]
+            self.ref += ref[1]
+        if target[0]:
+            self.target_min = target[2] if self.n_target == 0 else min(self.target_min, target[2])
+            self.n_target += target[0]
+            self.target += target[1]
 
 
 def scan(
@@ -83,9 +91,9 @@ def scan(
         query: Runs SQL.
         block: Length of the block of numbers that each run of a combined file has.
         where: Condition on calls.
-        observe: Called with a context and times of some of its calls, on reference and target.
-        show: Called with the calls, some at a time: number, step, context, outcome, microseconds on both sides,
-            accumulated error, absolute and relative.
+        observe: Called with a context and times of some of its calls, on reference and target; in nanoseconds.
+        show: Called with the calls, some at a time: number, step, context, outcome, nanoseconds on both sides,
+            accumulated error, absolute and relative. In an array, -1 stands for None.
     """
     # Summed in Python: `group by` in SQL would sort all calls first, and takes three times as long.
     found: dict[Key, Sums] = {}
@@ -109,23 +117,32 @@ def scan(
 
 def _add_piece(found: dict[Key, Sums], rows: list[tuple[Any, ...]], source: int, observe: Observe | None) -> None:
     pieces: dict[tuple[int, int], tuple[list[float | None], list[float | None]]] = {}
-    for seq, step, context, outcome, ref_us, target_us in rows:
+    for seq, step, context, outcome, ref_ns, target_ns in rows:
         piece = pieces.get((context, outcome))
         if piece is None:
             piece = pieces[context, outcome] = ([], [])
             if (context, outcome, source) not in found:
                 found[context, outcome, source] = Sums(seq, step)
-        piece[0].append(ref_us)
-        piece[1].append(target_us)
+        piece[0].append(ref_ns)
+        piece[1].append(target_ns)
     for (context, outcome), (refs, targets) in pieces.items():
         measured = _measured(refs), _measured(targets)
-        found[context, outcome, source].add(len(refs), *measured)
+        found[context, outcome, source].add(len(refs), *map(_sum, measured))
         if observe is not None:
             observe(context, *measured)
 
 
 def _measured(times: list[float | None]) -> list[float]:
-    return [us for us in times if us is not None]
+    return [ns for ns in times if ns is not None]
+
+
+def _sum(times: list[float]) -> SumOfTimes:
+    return len(times), sum(times), min(times, default=-1.0)
+
+
+def _us(ns: float) -> float:
+    """Microseconds; -1 stays: not measured."""
+    return ns / 1e3 if ns >= 0 else -1.0
 
 
 # A combined file has a block of call numbers for each run: `seq / block` is the number of the run.
@@ -203,27 +220,36 @@ def read_groups(data: DataFile, observe: Observe | None = None, show: ShowRows |
         observe: Called with a context and times of some of its calls; see `scan`.
         show: Called with the calls; see `scan`.
     """
-    live = compute(data.query, data.block, observe=observe, show=show)
+    pieces = data.call_arrays()
+    if pieces is None:
+        sums = scan(data.query, data.block, observe=observe, show=show)
+    else:
+        from shadowrun.store.packed_rows import scan_arrays  # imports numpy, which small files do without
+
+        sums = scan_arrays(pieces, data.block, observe, show)
+    live = _groups(data.query, data.block, "1", sums)
     return merge([*live, *read_folded(data.query, data.block)])
 
 
-def compute(
-    query: Query, block: int, where: str = "1", observe: Observe | None = None, show: ShowRows | None = None
-) -> Iterator[Group]:
+def compute(query: Query, block: int, where: str = "1") -> Iterator[Group]:
     """Groups of the calls that are kept one by one, each of one run; the arguments are those of `scan`."""
+    return _groups(query, block, where, scan(query, block, where))
+
+
+def _groups(query: Query, block: int, where: str, sums: dict[Key, Sums]) -> Iterator[Group]:
     # Most runs have no differences at all, and then no row has to be ranked.
     diffs = {row[:3]: row[3:] for row in query(_FROM_DIFFS.format(block=block, where=where))}
     worst = _worst(query, _SEVERITIES.format(block=block, where=where)) if diffs else {}
     drift = {row[:3]: row[3:] for row in query(_DRIFT.format(block=block, where=where))}
-    for key, s in scan(query, block, where, observe, show).items():
+    for key, s in sums.items():
         context, outcome, source = key
         max_abs, max_rel, max_ulp, bits, n_mismatched, n_nan, n_inf = diffs.get(key, _NO_DIFF)
         drift_abs, drift_rel = drift.get(key, (-1.0, -1.0))
         severity, worst_seq = worst.get(key, (-1.0, s.first_seq))
         # float() and int() also turn the text 'nan' and integers that were stored as floats back.
         yield Group(
-            context, outcome, (source,), s.n, s.first_seq, s.first_step, s.n_ref, s.ref_us_total, s.ref_us_min,
-            s.n_target, s.target_us_total, s.target_us_min, float(max_abs), float(max_rel), int(max_ulp), int(bits),
+            context, outcome, (source,), s.n, s.first_seq, s.first_step, s.n_ref, s.ref / 1e3, _us(s.ref_min),
+            s.n_target, s.target / 1e3, _us(s.target_min), float(max_abs), float(max_rel), int(max_ulp), int(bits),
             n_mismatched, n_nan, n_inf, float(severity), worst_seq, float(drift_abs), float(drift_rel),
         )  # fmt: skip
 

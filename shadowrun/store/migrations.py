@@ -23,6 +23,7 @@ _TABLES = {
     "call": 5,
     "diff": 6,
     "api": 7,
+    "moment": 8,
 }
 
 # Letter for letter as shadowrun wrote it then: `validation.check_schema` compares a file of that age with it.

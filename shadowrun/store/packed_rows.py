@@ -1,7 +1,8 @@
-"""The newest calls of a run in memory, as a packed array: adding to it takes a tenth of the time of an SQLite insert.
+"""Calls as arrays: the newest of a run in memory, and those of a large file while they are summed.
 
-Queries do not see packed calls: `DataFile` moves them into the database before a query. Most calls are never queried,
-and are folded into sums straight from here.
+Adding to the packed array of a run in memory takes a tenth of the time of an SQLite insert. Queries do not see packed
+calls: `DataFile` moves them into the database before a query. Most of them are never queried, and are folded into sums
+straight from here.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shadowrun.store.groups import Group
+from shadowrun.store.groups import Group, Sums
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     import numpy.typing as npt
 
-    Calls = npt.NDArray[np.float64]
+    from shadowrun.store.groups import Calls, Key, Observe, ShowRows, SumOfTimes
 
-__all__ = ["PackedRows", "plain_among", "sums_of"]
+__all__ = ["PackedRows", "plain_among", "scan_arrays", "sums_by", "sums_of"]
 
 _WIDTH = 8
 _SEQ, _STEP, _CONTEXT, _VERDICT, _REF_US, _TARGET_US, _DRIFT_ABS, _DRIFT_REL = range(_WIDTH)
@@ -75,6 +76,76 @@ def sums_of(calls: Calls, outcomes: Mapping[int, int]) -> list[Group]:
             target_min, 0.0, 0.0, 0, -1, 0, 0, 0, -1.0, seq, -1.0, -1.0,
         ))  # fmt: skip
     return groups
+
+
+def scan_arrays(pieces: Iterable[Calls], block: int, observe: Observe | None, show: ShowRows | None) -> dict[Key, Sums]:
+    """As `shadowrun.store.groups.scan`, of all calls of a file.
+
+    Args:
+        pieces: The calls in their order, (n, 8): the columns that `show` gets.
+        block: Length of the block of numbers that each run of a combined file has.
+        observe: As there.
+        show: As there.
+    """
+    found: dict[Key, Sums] = {}
+    for piece in pieces:
+        if show is not None:
+            show(piece)
+        for source, calls in _by_run(piece, block):
+            _add(found, calls, source, observe)
+    return found
+
+
+def _by_run(calls: Calls, block: int) -> Iterator[tuple[int, Calls]]:
+    """The calls of each run of a combined file."""
+    at = 0
+    while at < len(calls):
+        source = int(calls[at, _SEQ]) // block
+        end = int(np.searchsorted(calls[:, _SEQ], (source + 1) * block))
+        yield source, calls[at:end]
+        at = end
+
+
+def _add(found: dict[Key, Sums], calls: Calls, source: int, observe: Observe | None) -> None:
+    """Add the calls of one run."""
+    calls, starts = _sorted(calls, ())
+    at = 0
+    for (seq, step, context, outcome), n, ref, target in _sums(calls, starts):
+        key = context, outcome, source
+        if key not in found:
+            found[key] = Sums(seq, step)
+        found[key].add(n, ref, target)
+        if observe is not None:
+            refs, targets = calls[at : at + n, _REF_US], calls[at : at + n, _TARGET_US]
+            observe(context, refs[refs >= 0], targets[targets >= 0])
+        at += n
+
+
+def sums_by(calls: Calls, columns: Calls) -> Iterator[tuple[list[int], int, SumOfTimes, SumOfTimes]]:
+    """The calls by context, outcome and one further number of each.
+
+    Yields:
+        Number, step, context and outcome of the first call; number of the calls; sums of their times on both sides.
+    """
+    return _sums(*_sorted(calls, (columns,)))
+
+
+def _sorted(calls: Calls, more: tuple[Calls, ...]) -> tuple[Calls, npt.NDArray[np.intp]]:
+    """The calls sorted by context, outcome and further numbers, and where each group of them starts."""
+    keys = np.zeros(len(calls), np.int64)
+    for column in (calls[:, _CONTEXT], calls[:, _VERDICT], *more):
+        numbers = (column - column.min()).astype(np.int64)
+        keys = keys * (numbers.max() + 1) + numbers
+    # Of 16 bits, numpy sorts in a tenth of the time.
+    order = np.argsort(keys.astype(np.uint16) if keys.max() < 1 << 16 else keys, kind="stable")
+    keys = keys[order]
+    return calls[order], np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])
+
+
+def _sums(calls: Calls, starts: npt.NDArray[np.intp]) -> Iterator[tuple[list[int], int, SumOfTimes, SumOfTimes]]:
+    firsts = calls[starts][:, (_SEQ, _STEP, _CONTEXT, _VERDICT)].astype(np.int64).tolist()
+    counts = np.diff(np.r_[starts, len(calls)]).tolist()
+    return zip(firsts, counts, *(_times(calls[:, side], starts) for side in (_REF_US, _TARGET_US)), strict=True)
 
 
 def plain_among(calls: Calls, outcomes: Mapping[int, int], different: Collection[int]) -> npt.NDArray[np.bool_]:

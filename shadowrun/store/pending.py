@@ -189,6 +189,7 @@ _INSERTS = {
     "capture": "insert into capture values (?, ?, ?)",
     "capture gone": "delete from capture where file = ?",
     "api": "insert or ignore into api values (?, ?)",
+    "moment": "insert or replace into moment values (?, ?, ?, ?, ?, ?, ?)",
     "region": "insert or ignore into region values (?, ?, ?, ?)",
     "step": "insert or replace into step (step, started_s, wall_s) values (?, ?, ?)",
     # Each flush brings the number since the flush before.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shadowrun.store.codec import encode_float, encode_int
+from shadowrun.store.combined_runs import ONE_RUN
 from shadowrun.store.groups import Group, compute, merge, read_folded
 from shadowrun.store.pending import INSERT_CALLS
-from shadowrun.store.sources import ONE_RUN
 
 if TYPE_CHECKING:
     import sqlite3

@@ -17,7 +17,7 @@ __all__ = [
     "severity",
 ]
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """Kept in ``PRAGMA user_version``; raised whenever an older shadowrun could misread a new file."""
 
 APPLICATION_ID = 0x53484452
@@ -70,6 +70,7 @@ SCHEMA = f"""\
 --      of which diff is a view now; diff.worst_index is the place in row-major order
 --   6  diff is a table again, and its numbers are kept as they are: packed_diff is gone
 --   7  table api: functions and modules of torch that the program called
+--   8  table moment: when the parts of a call ran
 --
 -- NaN is stored as the text 'nan' (SQLite would make it NULL); infinities are stored as they are. What was not
 -- measured is -1; in call and in diff.excess_*, NULL.
@@ -175,6 +176,16 @@ create table region (           -- graphs that torch.compile made, recorded like
 create table api (              -- what the program called, of runs with api=True
     context_id integer primary key references context (id),
     name text not null          -- F.linear, nn.GRU, Tensor.__matmul__, optim.AdamW.step
+);
+
+create table moment (           -- when the parts of a call ran, of runs with timeline=True; since the run's start
+    seq integer primary key,
+    began_ns integer not null,  -- the program called
+    target_at_ns integer,       -- the run on the target began; how long it took is in call
+    ref_at_ns integer,
+    judge_at_ns integer,        -- both runs were over; NULL: not compared
+    judged_ns integer,          -- the call was recorded
+    ended_ns integer not null   -- the program went on
 );
 
 create table skipped (          -- calls that were not compared on purpose, only counted

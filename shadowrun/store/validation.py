@@ -19,8 +19,10 @@ from shadowrun.store.schema import DIFF_COLUMNS, POSITIONS
 from shadowrun.types import Cause, Phase, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
+
+    from shadowrun.store.call_pages import CallPages
 
 __all__ = [
     "COLUMNS",
@@ -106,9 +108,11 @@ class GuardedConnection(sqlite3.Connection):
 
     Attributes:
         max_steps: Virtual machine instructions of SQLite that one query may take.
+        call_pages: How to read the calls of a large file, once all of them were checked.
     """
 
     max_steps = _STEPS
+    call_pages: CallPages | None = None
     _steps = 0
 
     def guard(self, n_bytes: int) -> None:
@@ -365,6 +369,11 @@ COLUMNS: Columns = {
     },
     "capture": {"file": TEXT, "bytes": COUNT},
     "api": {"name": TEXT},
+    "moment": {
+        "seq": _NUMBERED,
+        **dict.fromkeys(("began_ns", "ended_ns"), COUNT),
+        **dict.fromkeys(("target_at_ns", "ref_at_ns", "judge_at_ns", "judged_ns"), optional(COUNT)),
+    },
     "region": {"backend": TEXT, "n_operators": SIGNED, "site": TEXT},
     "skipped": {"device": TEXT, "reason": TEXT, "n": COUNT},
     "folded": {
@@ -379,14 +388,18 @@ COLUMNS: Columns = {
 }
 
 
-def check_datafile_values(connection: sqlite3.Connection) -> None:
+def check_datafile_values(connection: sqlite3.Connection, but: Collection[str] = ()) -> None:
     """Refuse a data file of the present schema with values that shadowrun does not write.
+
+    Args:
+        connection: To the file.
+        but: Tables that were checked already.
 
     Raises:
         ValueError: Names the fault.
         sqlite3.Error: The file cannot be read.
     """
-    check_values(connection, COLUMNS)
+    check_values(connection, {table: columns for table, columns in COLUMNS.items() if table not in but})
     infos = connection.execute("select value from meta").fetchall()
     if len(infos) != 1:
         raise ValueError("it has no run information")
@@ -409,7 +422,7 @@ def check_sources(connection: sqlite3.Connection) -> None:
         if source != number or first != number * block or block <= 0:
             raise ValueError("the numbers of its runs are not in order")
     end = len(sources) * block
-    for table, column in (("call", "seq"), ("folded", "first_seq"), ("folded", "worst_seq")):
+    for table, column in (("call", "seq"), ("moment", "seq"), ("folded", "first_seq"), ("folded", "worst_seq")):
         (greatest,) = connection.execute(f"select max({column}) from {table}").fetchone()  # noqa: S608 - names from above
         if greatest is not None and greatest >= end:
             raise ValueError(f"a call of {table} belongs to no run")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from shadowrun.cli import option_defaults
 from shadowrun.cli.main import COMMANDS, build_parser, main
+from shadowrun.cli.run import option_defaults
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = ROOT / "examples" / "ci_workflows"
@@ -130,9 +130,9 @@ def test_every_option_of_run_has_a_key_and_a_variable():
     values = {name: True if action.nargs == 0 else (action.choices or ["1"])[0] for name, action in named.items()}
     table = {name: value for name, value in values.items() if name not in ("help", "settings", "no-settings")}
     env = {f"SHADOWRUN_{name.upper().replace('-', '_')}": str(value) for name, value in table.items()}
-    by_table = option_defaults.option_defaults(actions, table, {})
+    by_table = option_defaults(actions, table, {})
     assert set(by_table) == {named[name].dest for name in table}
-    assert option_defaults.option_defaults(actions, {}, env) == by_table
+    assert option_defaults(actions, {}, env) == by_table
 
 
 def test_the_command_line_decides_then_the_variable_then_the_file(folder, monkeypatch, capsys):

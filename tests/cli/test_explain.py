@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import shadowrun
-from shadowrun.cli import documentation
+from shadowrun.cli.explain import find_page, page_names
 from shadowrun.cli.main import main
 from shadowrun.errors import UsageError
-from shadowrun.judge.describe import describe, page
+from shadowrun.judge.describe_facts import describe, page
 from shadowrun.operators.fact_table import ROWS
 from shadowrun.operators.facts import facts
 from shadowrun.schedule.selection import why_unknown
@@ -258,12 +258,12 @@ def test_all_entries_and_pages_can_be_printed(capsys):
     assert {"bad-spec", "findings"} <= set(listed["messages"])
     assert {"howto/drift", "verdicts"} <= set(listed["pages"])
     for name in (*listed["messages"], *listed["pages"]):
-        text = documentation.find(name)
+        text = find_page(name)
         assert text.name == name
         assert text.body
         # What links name can be printed too, with the package alone.
         for linked in re.findall(r"\(`shadowrun explain ([a-z/-]+)`\)", text.body):
-            assert documentation.find(linked) is not None, (name, linked)
+            assert find_page(linked) is not None, (name, linked)
         assert not re.findall(r"\]\((?!https?://)[^)]*\)", text.body), name
 
 
@@ -291,7 +291,7 @@ def test_an_operator_of_the_name_of_a_page_stays_one(capsys):
 
 
 def test_a_name_has_one_meaning():
-    messages, pages = documentation.names()
+    messages, pages = page_names()
     assert not set(messages) & set(pages)
     for name in (*messages, *pages):
         assert why_unknown(f"aten::{name}"), f"{name} is an operator, which could no longer be explained"

@@ -12,7 +12,7 @@ import time
 import pytest
 
 import shadowrun
-from shadowrun.cli import live_line
+from shadowrun.cli import progress
 from tests import forked
 
 PROGRAM = """
@@ -111,12 +111,12 @@ def test_where_it_is_shown(monkeypatch, asked, term, ci, shown):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", term)
     monkeypatch.setenv("CI", ci)
-    assert live_line.is_wanted(asked) == shown
+    assert progress.wants_live_line(asked) == shown
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
-    assert not live_line.is_wanted(asked)
+    assert not progress.wants_live_line(asked)
 
 
 def test_what_it_says():
     run = shadowrun.compare("cpu[threads=1]", settings=False)
     run.follow(lambda: None)
-    assert re.fullmatch("0 calls · 0 findings · .1 · step 0", live_line.progress_text(run))
+    assert re.fullmatch("0 calls · 0 findings · .1 · step 0", progress.progress_text(run))

@@ -20,9 +20,7 @@ NO_REPORT = {
     "combine": "writes a data file",
     "repro": "writes scripts",
     "record": "writes a recording",
-    "known": "shows and writes the ledger",
     "completion": "prints a script",
-    "explain": "prints one row or one decision",
     "campaign": "has actions, see below",
 }
 """Commands without a report; -o of the first three names what they write."""
@@ -121,6 +119,9 @@ READING = {
     "report": ["report", "run"],
     "export": ["export", "run"],
     "coverage": ["coverage", "run"],
+    "explain": ["explain", "aten::add"],
+    "explain call": ["explain", "run", "0"],
+    "known": ["known", "run"],
     "static": ["static", "mps", "run"],
     "slowdown": ["slowdown", "run", "--rounds", "3", "--ops", "aten::mm"],
     "support": ["support", "a", "b"],
@@ -188,7 +189,7 @@ def test_an_output_that_cannot_be_written_is_refused_first(name, output, words, 
     assert said.out == ""
 
 
-@pytest.mark.parametrize("name", ["coverage", "platforms", "zoo list"])
+@pytest.mark.parametrize("name", ["coverage", "platforms", "zoo list", "known", "explain"])
 def test_a_report_without_findings_has_no_format_of_findings(name, files, capsys):
     argv = [str(files / word) if (files / word).exists() else word for word in READING[name]]
     for option in (["-o", "x.sarif"], ["-o", "junit:x"], ["-f", "github"]):

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import shadowrun
-from shadowrun.cli import pager
+from shadowrun.cli import output_options
 from shadowrun.cli.main import main
 from shadowrun.cli.progress import progress_bar
-from shadowrun.report.blocks import Column, Table
 from shadowrun.report.document import Document, Records, View, render_view
+from shadowrun.report.document_blocks import Column, Table
 
 ROWS, COLUMNS = 24, 100
 
@@ -119,10 +119,10 @@ def test_the_pager_is_chosen_as_git_does(monkeypatch, variables, expected):
     for name in ("PAGER", "SHADOWRUN_PAGER", "CI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(pager.shutil, "which", lambda name: None if name == "no-such-pager" else name)
+    monkeypatch.setattr(output_options.shutil, "which", lambda name: None if name == "no-such-pager" else name)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert pager.command() == expected
+    assert output_options.pager_command() == expected
 
 
 def test_a_pipe_gets_all_and_the_gate_line_first(capsys):

@@ -14,7 +14,7 @@ import shadowrun
 from shadowrun import DataFileError, UsageError
 from shadowrun.cli.main import main
 from shadowrun.compiled import graph_text, inductor_rng
-from shadowrun.compiled.captured import CapturedRegion
+from shadowrun.compiled.captured_region import CapturedRegion
 from shadowrun.compiled.compile_spec import CompileSpec
 from shadowrun.repro import script as scripting
 from shadowrun.store import captured_inputs

@@ -62,3 +62,15 @@ def test_kernels_get_memory_of_nan_and_afterwards_what_they_got_before():
     # Of times after the end of the item, nothing is written.
     assert alpha.isnan()[0].all(1).tolist() == [False] * 5 + [True] * 4
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_memory_of_zeros_is_what_the_program_asks_for():
+    x = torch.ones(3)
+    with filled_memory(), filled_memory(zeros=True):
+        assert [t.tolist() for t in (torch.empty(2), x.new_empty(2), torch.empty_like(x), x.clone())] == [
+            [0.0] * 2,
+            [0.0] * 2,
+            [0.0] * 3,
+            [1.0] * 3,
+        ]
+        assert x.resize_(2).tolist() == [1.0] * 2

@@ -18,7 +18,7 @@ import torch
 from shadowrun.judge.hypotheses import CERTAIN
 from shadowrun.judge.judge import Judge
 from shadowrun.judge.known_roundings import KnownRoundings
-from shadowrun.judge.remembered import RememberedBounds
+from shadowrun.judge.remembered_bounds import RememberedBounds
 from shadowrun.types import Cause
 from tests.case_kit import make_case
 

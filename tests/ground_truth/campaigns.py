@@ -24,9 +24,9 @@ from collections import Counter
 from pathlib import Path
 
 from shadowrun import sim
-from shadowrun.studies.campaign.findings import Seen, root_causes, signature
-from shadowrun.studies.campaign.generate import Generator
 from shadowrun.studies.campaign.oracles import FIRED, ORACLES, from_mask
+from shadowrun.studies.campaign.recipe_generator import Generator
+from shadowrun.studies.campaign.root_causes import Seen, root_causes, signature
 from shadowrun.studies.campaign.runner import TARGET, RunnerSettings, VariantRunner
 from shadowrun.types import Status
 

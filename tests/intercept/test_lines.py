@@ -9,7 +9,7 @@ import torch
 import shadowrun
 from shadowrun.cli import demo_models
 from shadowrun.intercept import call_sites
-from shadowrun.report.descriptions import short_site
+from shadowrun.report.formatting import short_site
 
 LIBRARY = """
 class Wrapped:

@@ -289,3 +289,6 @@ def test_a_factor_below_the_limit_is_left_out_and_no_other(factor):
     assert full is not None
     assert abs(full.factor - factor) < 0.05
     assert error_factor(*args, at_least=4.0) == (full if abs(factor) > 4.0 else None)
+    # Nor is a factor that chance may make.
+    assert error_factor(*args, at_least=abs(full.factor) - 5 * full.error) is None
+    assert error_factor(*args, at_least=abs(full.factor) - 7 * full.error) == full

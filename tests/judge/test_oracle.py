@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from shadowrun.judge.oracle import MANY_RUNS, NoOracle, Oracle, n_terms, widen
+from shadowrun.judge.oracle import MANY_RUNS, NoOracle, Oracle, _Steps, n_terms, widen
 
 aten = torch.ops.aten
 
@@ -108,3 +108,16 @@ def test_float64_moves_by_steps_that_it_can_make(make_case):
     oracle = Oracle(make_case(backward, backward, grad, out, 0, torch.float64), 1 << 20)
     oracle.perturb(MANY_RUNS)
     assert oracle.truths[0].spread[-1] > 1e-16
+
+
+@pytest.mark.parametrize("most", [0, 1000, 1 << 21])
+def test_steps_are_one_stream_however_much_of_it_is_kept(monkeypatch, most):
+    monkeypatch.setattr(_Steps, "_most", most)
+    monkeypatch.setattr(_Steps, "_first", torch.empty(0, dtype=torch.float64))
+    for _ in range(2):
+        steps, stream = _Steps(), np.random.default_rng(0x5EED)
+        for n in (3, 500, 1, 497, 0, 5000, 2):
+            drawn = stream.random(n)
+            assert torch.equal(steps.take(n), torch.from_numpy(np.where(drawn < 0.5, drawn - 1.0, drawn)))
+            assert steps.uniform() == stream.uniform(-1, 1)
+    assert _Steps._first.numel() <= most

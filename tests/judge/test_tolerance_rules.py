@@ -13,7 +13,7 @@ aten = torch.ops.aten
 
 
 def judge(platform, tolerance):
-    return Judge(tolerance=Config.make(settings=False, tolerance=tolerance).tolerance_on(platform))
+    return Judge(tolerance=Config.from_options(settings=False, tolerance=tolerance).tolerance_on(platform))
 
 
 def test_operator_dtype_and_platform(make_case):

@@ -25,6 +25,7 @@ from shadowrun.platforms.worker import client
 from shadowrun.platforms.worker.channel import Channel
 from shadowrun.platforms.worker.client import Unsendable, Worker, WorkerDied
 from shadowrun.replay.call import Call, CallRun, Role
+from shadowrun.replay.cross_device import CrossDevicePath
 from shadowrun.replay.platform_runs import return_to_program
 
 ONE = (1, (0,))
@@ -532,6 +533,31 @@ def test_dropout_is_drawn_from_the_same_state():
         torch.nn.functional.dropout(torch.ones(100), 0.5)
     verdict = next(r.verdict for r in run.records() if "bernoulli" in r.call.op or "dropout" in r.call.op)
     assert verdict.status is Status.MATCH
+
+
+def test_inputs_that_are_not_copied_are_those_before_the_call(monkeypatch):
+    """The process gets them after the program's own call; only what no call writes to may stay uncopied."""
+    kept = []
+    find = CrossDevicePath._not_copied
+
+    def note(self, call):
+        found = find(self, call)
+        kept.append((call.plan.name, len(found or ())))
+        return found
+
+    monkeypatch.setattr(CrossDevicePath, "_not_copied", note)
+    x, y = torch.rand(6, 6), torch.rand(6, 6)
+    with shadowrun.compare(SPEC) as run:
+        z = torch.add(x, y)
+        z.add_(x)
+        torch.mul(x[1:], y.t()[1:], out=z[1:])
+        torch.cat([x, y[2:], z.t()])
+        torch.rand_like(x)
+        torch.relu_(z)
+    assert run.counts()[Status.MATCH] == 6, run.counts()
+    assert run.counts()[Status.UNVERIFIED] == run.counts()[Status.MISMATCH] == 0
+    # Offsets are laid out anew, and views of one memory stay.
+    assert kept == [("aten::add.Tensor", 2), ("aten::cat", 2), ("aten::rand_like", 0)], kept
 
 
 def test_results_of_out_and_lists_are_compared():

@@ -15,6 +15,7 @@ import shadowrun
 from shadowrun.intercept import attribution
 from shadowrun.native import core, tensors
 from shadowrun.recording import block_buffer, call_recorder, data_flow, native_calls, undeclared_writes
+from shadowrun.recording.call_inputs import CallInputs
 from shadowrun.recording.recording_file import read
 from tests.models import assert_same, digits, tokens, train
 
@@ -178,8 +179,8 @@ def test_both_ways_write_the_same_bytes(name, options, tmp_path, monkeypatch, cl
     with in_python():
         expected, slow = recorded(PROGRAMS[name], tmp_path / "python.shadowrec", **options)
         assert slow._recorder.native_handler is None
-    n_left, note = [], call_recorder.CallRecorder._note_device
-    monkeypatch.setattr(call_recorder.CallRecorder, "_note_device", lambda *args: n_left.append(1) or note(*args))
+    n_left, note = [], CallInputs.note_device
+    monkeypatch.setattr(CallInputs, "note_device", lambda *args: n_left.append(1) or note(*args))
     found, fast = recorded(PROGRAMS[name], tmp_path / "c.shadowrec", **options)
     for table, rows in expected.items():
         assert found[table] == rows, table
@@ -195,8 +196,8 @@ def test_both_ways_write_the_same_bytes(name, options, tmp_path, monkeypatch, cl
 
 @needs_c
 def test_numbers_of_tensors_and_all_but_the_first_draw_go_by_c(tmp_path, monkeypatch):
-    left, note = [], call_recorder.CallRecorder._note_device
-    monkeypatch.setattr(call_recorder.CallRecorder, "_note_device", lambda *args: left.append(1) or note(*args))
+    left, note = [], CallInputs.note_device
+    monkeypatch.setattr(CallInputs, "note_device", lambda *args: left.append(1) or note(*args))
     concluded = []
     monkeypatch.setattr(call_recorder.CallRecorder, "_conclude", lambda *_: concluded.append(1))
     x = torch.rand(4)
@@ -232,9 +233,9 @@ def test_storages_that_were_freed_are_soon_forgotten(way):
     with way():
         flow, kept = data_flow.DataFlow(), [torch.zeros(3) for _ in range(20)]
         for row, t in enumerate(kept):
-            flow.made(t, 0, row)
+            flow.note_result(t, 0, row)
         for row in range(20, 70):
-            flow.made(torch.zeros(3), 0, row)
+            flow.note_result(torch.zeros(3), 0, row)
         flow.purge()
         assert [flow.row_of(t, 0) for t in kept] == list(range(20))
         assert len(flow.storages) == len(kept)
@@ -245,14 +246,14 @@ def test_storages_that_lived_long_are_looked_at_less_often(way):
     with way():
         flow, kept = data_flow.DataFlow(), [torch.zeros(3) for _ in range(20)]
         for row, t in enumerate(kept):
-            flow.made(t, 0, row)
+            flow.note_result(t, 0, row)
         del t
         n_known = []
         for number in range(8):
             if number == 4:
                 kept.clear()
             for row in range(50):
-                flow.made(torch.zeros(3), 0, row)
+                flow.note_result(torch.zeros(3), 0, row)
             flow.purge()
             n_known.append(len(flow.storages))
     # Looks 1, 3 and 7; what was freed meanwhile is forgotten by the last of them.

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shadowrun.errors import DataFileError
-from shadowrun.recording import blocks, recording_file, recording_writer
+from shadowrun.recording import block_reader, recording_file, recording_writer
 from shadowrun.recording.model import CALL, RESULT, Context, Form, Kind, Process, sample_positions
 from shadowrun.recording.recording_file import read
 from shadowrun.recording.recording_writer import Block, Writer
@@ -290,7 +290,7 @@ def test_processes_and_forms_are_not_multiplied(path, monkeypatch):
         )
         connection.commit()
     looked_up = []
-    monkeypatch.setattr(blocks, "n_rungs", lambda dtype: looked_up.append(dtype) or 24)
+    monkeypatch.setattr(block_reader, "n_rungs", lambda dtype: looked_up.append(dtype) or 24)
     assert len(read(path).processes) == n
     assert len(looked_up) == n
 

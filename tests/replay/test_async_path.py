@@ -16,7 +16,7 @@ import torch
 import shadowrun
 from shadowrun import Status, UsageError
 from shadowrun.replay import paths, pipeline, snapshots
-from shadowrun.report.descriptions import overhead
+from shadowrun.report.formatting import overhead
 from shadowrun.sim.stream import STREAM
 from tests.models import assert_same, digits, tokens, train
 

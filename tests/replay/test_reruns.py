@@ -7,8 +7,8 @@ import torch
 import shadowrun
 from shadowrun import Status
 from shadowrun.replay import same_device
-from shadowrun.replay.comparator import Comparator
 from shadowrun.replay.executor import Executor
+from shadowrun.replay.slow_calls import SlowCalls
 
 
 def test_a_wrong_result_of_a_rerun_is_found(clean_sim, monkeypatch):
@@ -26,7 +26,7 @@ def test_a_wrong_result_of_a_rerun_is_found(clean_sim, monkeypatch):
         return min(actual_ns, again().ns)
 
     monkeypatch.setattr(Executor, "run_mirrored", wrong_in_the_second_run)
-    monkeypatch.setattr(Comparator, "confirmed_ns", slow_once)
+    monkeypatch.setattr(SlowCalls, "confirmed_ns", slow_once)
     x = torch.randn(4, 8)
     with shadowrun.compare("sim", ref="cpu") as run:
         torch.tanh(x)
@@ -40,7 +40,7 @@ def test_reruns_of_a_correct_device_change_nothing(clean_sim, monkeypatch):
         ran.append(plan.name)
         return min(actual_ns, again().ns)
 
-    monkeypatch.setattr(Comparator, "confirmed_ns", slow_once)
+    monkeypatch.setattr(SlowCalls, "confirmed_ns", slow_once)
     x = torch.randn(4, 8)
     with shadowrun.compare("sim", ref="cpu") as run:
         torch.log_softmax(x, 1)
@@ -62,7 +62,7 @@ def test_a_wrong_result_of_a_rerun_on_a_shared_device_is_found(monkeypatch):
         return ran
 
     monkeypatch.setattr(Executor, "run", wrong_when_run_again)
-    monkeypatch.setattr(Comparator, "is_slow", lambda *_: True)
+    monkeypatch.setattr(SlowCalls, "is_slow", lambda *_: True)
     monkeypatch.setattr(same_device, "WORTH_TIMING_NS", 0)
     x = torch.randn(4, 8)
     with shadowrun.compare("cpu[threads=1]", ref="cpu") as run:

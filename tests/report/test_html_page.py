@@ -12,7 +12,6 @@ import pytest
 
 import shadowrun
 from shadowrun import report
-from shadowrun.report.blocks import naming
 from shadowrun.report.document import (
     Column,
     Document,
@@ -27,6 +26,7 @@ from shadowrun.report.document import (
     Table,
     render,
 )  # fmt: skip
+from shadowrun.report.document_blocks import naming
 from shadowrun.report.help_texts import HELP
 from shadowrun.report.html import MAX_BYTES
 from shadowrun.run import Run
@@ -234,6 +234,17 @@ def test_two_sections_of_one_title_have_two_ids():
     text = render(document(Section("Same", ()), Section("Same", ())), "html")
     assert 'id="same"' in text
     assert 'href="#same-2"' in text
+
+
+@IN_A_BROWSER
+def test_a_section_called_findings_has_no_filter_of_findings(browser, tmp_path):
+    """As the difference of two runs has: its script ended at the section, and with it links, copies and helps."""
+    rows = tuple((f"row {n}",) for n in range(30))
+    path = tmp_path / "diff.html"
+    path.write_text(render(document(Section("Findings", (Table((Column("a"),), rows, noun="rows"),))), "html"), "utf-8")
+    browser.open(path, "#findings")
+    assert browser.console() == []
+    assert browser.run("return document.querySelectorAll('.tools .search').length") == 1
 
 
 @pytest.mark.parametrize("kind", ["txt", "md"])

@@ -21,7 +21,8 @@ import pytest
 
 from shadowrun import report
 from shadowrun.errors import UsageError
-from shadowrun.report.descriptions import overhead, percent
+from shadowrun.report.document import Document, Fact, Facts, Records, render
+from shadowrun.report.formatting import overhead, percent
 from shadowrun.report.run_report import run_document
 from shadowrun.report.terminal import render_terminal
 from shadowrun.run import Run
@@ -173,6 +174,14 @@ def test_html_escapes_names() -> None:
         parse(text)
         assert text.count("<script") == n_scripts
         assert "&lt;script&gt;" in text
+
+
+def test_a_command_stands_apart_from_its_label_and_under_the_texts() -> None:
+    facts = Facts((Fact("a label longer than most", "the text"), Fact("one call again", "shadowrun x", command=True)))
+    text = render(Document("t", (facts,), {}, Records((), ())), "txt")
+    (line,) = (line for line in text.splitlines() if "shadowrun x" in line)
+    (above,) = (line for line in text.splitlines() if "the text" in line)
+    assert line.index("shadowrun x") == above.index("the text")
 
 
 def test_markdown_and_text_take_no_markup_from_names() -> None:

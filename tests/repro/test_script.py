@@ -13,9 +13,9 @@ from torch import fx
 
 from shadowrun.compiled.compile_spec import CompileSpec
 from shadowrun.compiled.repro import graph_fields
-from shadowrun.repro.checks import Check
 from shadowrun.repro.platform_setup import PlatformSetup, platform_setup_of
 from shadowrun.repro.quoting import Code, code, dotted_name, literal
+from shadowrun.repro.result_checks import Check
 from shadowrun.repro.script import EXIT_STATUS, ScriptSpec, render
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -8,7 +8,7 @@ from torch import fx
 from shadowrun.compiled.compile_spec import CompileSpec
 from shadowrun.compiled.repro import graph_fields
 from shadowrun.intercept.plan import make_plan
-from shadowrun.repro.calls import script_call
+from shadowrun.repro.call_code import script_call
 from shadowrun.repro.platform_setup import platform_setup_of
 from shadowrun.repro.script import ScriptSpec
 from shadowrun.repro.snippet import MAX_LINES, snippet

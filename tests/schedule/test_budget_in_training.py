@@ -14,7 +14,7 @@ from shadowrun import Status, sim
 from shadowrun.errors import UsageError
 from shadowrun.intercept import torchapi
 from shadowrun.intercept.dispatch import dispatch_overhead_ns
-from shadowrun.report.descriptions import overhead
+from shadowrun.report.formatting import overhead
 from shadowrun.schedule.budget import Budget
 
 

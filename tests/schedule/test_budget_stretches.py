@@ -13,7 +13,7 @@ import shadowrun
 from shadowrun import Status
 from shadowrun.comparison import steps
 from shadowrun.intercept import torchapi
-from shadowrun.report.descriptions import overhead
+from shadowrun.report.formatting import overhead
 from tests.schedule.modes import Counting
 
 LITTLE, MUCH = 1.0001, 1e6

@@ -18,7 +18,7 @@ def reason(selection, plan=ADD, module=""):
 
 
 def selected_steps(n=10, **options):
-    selection = Selection(Config.make(**options))
+    selection = Selection(Config.from_options(**options))
     chosen = []
     for step in range(n):
         selection.begin_step(step)
@@ -62,20 +62,20 @@ def test_steps(options, steps):
     ],
 )
 def test_operators(pattern, found):
-    selection = Selection(Config.make(ops=pattern))
+    selection = Selection(Config.from_options(ops=pattern))
     assert reason(selection) == ("" if found else "operator not selected")
     assert reason(selection) == reason(selection), "also the second time"
 
 
 def test_one_operator_s_answer_is_not_another_s():
-    selection = Selection(Config.make(ops=["aten::mm", "nothing"]))
+    selection = Selection(Config.from_options(ops=["aten::mm", "nothing"]))
     assert reason(selection, MM) == ""
     assert reason(selection, ADD) == "operator not selected"
     assert reason(selection, MM) == ""
 
 
 def test_modules():
-    selection = Selection(Config.make(modules=["Net.features.*", "*.head"]))
+    selection = Selection(Config.from_options(modules=["Net.features.*", "*.head"]))
     assert reason(selection, module="Net.features.0") == ""
     assert reason(selection, module="Net.head") == ""
     for module in ("Net.features", "Net", "", "Net.head.0"):
@@ -83,7 +83,7 @@ def test_modules():
 
 
 def test_all_must_hold():
-    selection = Selection(Config.make(modules="Net.*", ops="aten::mm", steps=1))
+    selection = Selection(Config.from_options(modules="Net.*", ops="aten::mm", steps=1))
     assert reason(selection, MM, "Net.a") == "step not selected"
     selection.begin_step(1)
     assert reason(selection, MM, "Net.a") == ""
@@ -92,7 +92,7 @@ def test_all_must_hold():
 
 
 def test_whether_anything_is_left_out():
-    selection = Selection(Config.make())
+    selection = Selection(Config.from_options())
     assert selection.everything
     for options in ({"ops": "a"}, {"modules": "a"}, {"steps": 1}, {"schedule": lambda _: False}):
-        assert not Selection(Config.make(**options)).everything
+        assert not Selection(Config.from_options(**options)).everything

@@ -19,7 +19,7 @@ from shadowrun.run import Run, combine, load
 from shadowrun.store import DataFile
 from shadowrun.store import connect as opening
 from shadowrun.store.combine import choose, name_together
-from shadowrun.store.sources import ranges
+from shadowrun.store.combined_runs import ranges
 from shadowrun.types import Cause, Phase, RunInfo, Status, TensorDiff, TensorMeta, Verdict
 
 MATCH = Verdict(Status.MATCH)

@@ -14,8 +14,8 @@ from shadowrun.store.combine import combine_files
 from shadowrun.store.schema import SCHEMA_VERSION
 from shadowrun.types import Cause, Phase, RunInfo, Status, TensorDiff, TensorMeta, Verdict
 
-OLD = {version: Path(__file__).parent / f"schema-{version}.sql" for version in (4, 5, 6)}
-"""What `build` wrote when the schema was 4, 5 and 6."""
+OLD = {version: Path(__file__).parent / f"schema-{version}.sql" for version in (4, 5, 6, 7)}
+"""What `build` wrote when the schema was 4 to 7."""
 INFO = RunInfo("npu", "cpu", {"name": "N"}, {"threads": 2}, {"torch": "2.13.0"}, ("a.py",), {}, 0, 1, "2026-01-01")
 META = TensorMeta("f32", (3, 4), (4, 1), "npu:0")
 DIFFS = (
@@ -228,3 +228,19 @@ def test_each_figure_comes_back_bit_by_bit(tmp_path):
         assert repr((diff.worst_actual, diff.worst_expected)) == repr((value, -value))
         assert {repr(f) for f in (diff.max_abs, diff.max_rel, diff.rmse, diff.excess_expected)} == {repr(abs(value))}
         assert repr(diff.excess_actual + 0.0) == repr(record.drift_abs + 0.0) == repr(value + 0.0)
+
+
+def test_a_file_of_schema_7_gets_the_table_of_times(tmp_path):
+    old, out = tmp_path / "old.shadowrun", tmp_path / "all.shadowrun"
+    connection = sqlite3.connect(old)
+    connection.executescript(OLD[7].read_text())
+    assert not connection.execute("select * from sqlite_master where name = 'moment'").fetchall()
+    connection.close()
+    data = DataFile.create(old, INFO, append=True)
+    data.add((4, 2, 1, data.verdict_id(Verdict(Status.MATCH)), 1.0, 1.0, -1.0, -1.0))
+    data.add_moment(4, (10, 20, None, 30, 40, 50))
+    data.close()
+    combine_files([old, old], out)
+    combined = DataFile.open(out)
+    moments = list(combined.query("select * from moment order by seq"))
+    assert moments == [(seq, 10, 20, None, 30, 40, 50) for seq in (4, 4 + combined.block)]

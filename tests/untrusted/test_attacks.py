@@ -1011,7 +1011,7 @@ def test_a_signal_ends_a_command_in_a_child(tmp_path, number):
     """Both processes end by it, as one process did."""
     code = (
         "import os, signal, sys, time\n"
-        "from shadowrun.cli.supervised import in_child\n"
+        "from shadowrun.cli.child_process import in_child\n"
         # A background job of a shell begins with this signal ignored.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         # The child is ready before the parent is, as on a busy machine.

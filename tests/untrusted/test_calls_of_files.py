@@ -34,13 +34,13 @@ from shadowrun.platforms.device import resolve
 from shadowrun.repro.call_replayer import captured_plan
 from shadowrun.repro.minimise import minimised
 from shadowrun.store.captured_inputs import StoredCall
-from shadowrun.studies.campaign import compiling
+from shadowrun.studies.campaign import compiled_variant
 from shadowrun.studies.campaign.metamorphic import Metamorphic
 from shadowrun.studies.campaign.recipe import Recipe
 from shadowrun.studies.campaign.variant import Execution, Variant
 from shadowrun.studies.sweep.recorded import UnreadableCall, sample
 from shadowrun.studies.zoo.graph import Runner, from_json
-from shadowrun.studies.zoo.values import make_all
+from shadowrun.studies.zoo.input_values import make_inputs
 
 aten = torch.ops.aten
 
@@ -497,7 +497,9 @@ def test_a_form_that_no_file_may_give_is_not_run(monkeypatch, relation):
 def test_a_compiled_variant_is_a_graph_of_a_file(monkeypatch):
     """Its runs in float64 are looked at (`test_each_run_of_a_graph_is_looked_at`)."""
     seen = []
-    monkeypatch.setattr(compiling, "compile_check", lambda *_, **__: seen.append(type(checked_calls.looks_of_file())))
+    monkeypatch.setattr(
+        compiled_variant, "compile_check", lambda *_, **__: seen.append(type(checked_calls.looks_of_file()))
+    )
     graph = from_json(
         [
             [["x0", [3], "float32", ["normal", 0.0, 1.0], [], 0, 0, "input"]],
@@ -505,7 +507,7 @@ def test_a_compiled_variant_is_a_graph_of_a_file(monkeypatch):
             [[0, 0]],
         ]
     )
-    compiling.compiled(Variant(Recipe("0a"), graph, Execution()), "eager", torch.device("cpu"))
+    compiled_variant.compiled(Variant(Recipe("0a"), graph, Execution()), "eager", torch.device("cpu"))
     assert seen == [checked_calls.CheckedCalls]
 
 
@@ -605,4 +607,4 @@ def test_a_call_of_a_zoo_gives_no_tensor_for_a_dtype():
     calls.append(["aten::sum.dim_IntList", [{"ref": [-1, 0]}, [0], False], {"dtype": {"ref": [0, 0]}}, ""])
     graph = from_json([described, calls, [[1, 0]]])
     with pytest.raises(Refused, match="dtype is a Tensor"):
-        Runner(graph)(make_all(graph.inputs))
+        Runner(graph)(make_inputs(graph.inputs))

@@ -28,24 +28,24 @@ from shadowrun.settings import fits_platform
 from shadowrun.store import captured_inputs
 from shadowrun.store.atomic_write import atomic_write
 from shadowrun.studies.campaign import engine
-from shadowrun.studies.campaign.claims import Claims
-from shadowrun.studies.campaign.combining import add_rows, combine
-from shadowrun.studies.campaign.draft import Library
+from shadowrun.studies.campaign.combine_stores import add_rows, combine
 from shadowrun.studies.campaign.engine import Engine, _n_of
 from shadowrun.studies.campaign.folder import CHUNK, Folder, Settings
 from shadowrun.studies.campaign.ledger import new_lines
+from shadowrun.studies.campaign.program_draft import Library
 from shadowrun.studies.campaign.script_jobs import _Writer
+from shadowrun.studies.campaign.seen_variants import SeenVariants
 from shadowrun.studies.campaign.store import CampaignStore
 from shadowrun.studies.campaign.tables import CampaignInfo, ResultRow, VariantRow
 from shadowrun.studies.campaign.tracing import Invalid, Values, trace
 from shadowrun.studies.shards import Shard
 from shadowrun.studies.zoo import program as zoo_program
 from shadowrun.studies.zoo.graph import Fill, Input, Runner, from_json
+from shadowrun.studies.zoo.input_values import make_inputs
 from shadowrun.studies.zoo.program import program_of, read_zoo, write_zoo
 from shadowrun.studies.zoo.sources.foreign_graph import Rows, captured, plain
 from shadowrun.studies.zoo.sources.graph_folders import collect_folders
 from shadowrun.studies.zoo.sources.source import LeftOut
-from shadowrun.studies.zoo.values import make_all
 
 PRECIOUS = "precious\n"
 needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
@@ -131,7 +131,7 @@ def test_a_graph_is_checked_at_each_call(graph):
     """When it is read, its tensors are not there yet: a kernel would have read or written elsewhere."""
     read = from_json(graph)
     with pytest.raises(Refused), torch.no_grad():
-        Runner(read)(make_all(read.inputs))
+        Runner(read)(make_inputs(read.inputs))
     with pytest.raises(Invalid):
         trace(read, Values())
 
@@ -191,7 +191,7 @@ def test_inputs_that_cannot_be_made_are_refused(change, why):
 
 def test_an_empty_input_makes_no_large_triangle():
     graph = from_json(data([([0, 1 << 20, 1 << 20], "float32", ["triangle", 0, 1])], [("aten::relu", x(0))]))
-    assert make_all(graph.inputs)[0].numel() == 0
+    assert make_inputs(graph.inputs)[0].numel() == 0
 
 
 FUNCTIONS = {
@@ -474,8 +474,8 @@ def test_settings_are_bounded(facts):
 
 
 def test_any_number_of_variants_takes_little():
-    table = Claims(Path("claims"), 10**15)
-    assert table.claim(5, 3) == 3
+    table = SeenVariants(Path("claims"), 10**15)
+    assert table.mark_seen(5, 3) == 3
     table.close()
     assert Path("claims").stat().st_size <= 1 << 30
     assert _n_of(10**15 + 7, Shard(2, 3)) == 333333333333300
@@ -622,7 +622,7 @@ def test_a_ledger_is_not_written_through_a_link(victim):
 
 @pytest.mark.parametrize("target", ["[a-z]pu", "cp[a-u]", "*", "npu?", "n[!x]u"])
 def test_a_line_of_the_ledger_covers_one_platform(target):
-    from shadowrun.studies.campaign.findings import Seen, root_causes
+    from shadowrun.studies.campaign.root_causes import Seen, root_causes
     from shadowrun.studies.campaign.runner import VariantFinding
 
     causes = root_causes([Seen(0, 0, 1, VariantFinding("aten::mm", "f32", "mismatch"))], 2)

@@ -27,7 +27,7 @@ from shadowrun.recording.recording_writer import is_recording
 from shadowrun.settings import read_settings
 from shadowrun.store import DataFile
 from shadowrun.store.salvage import OnDisk, Pages
-from shadowrun.studies.classes.importer import read_published
+from shadowrun.studies.classes.import_published import read_published
 from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part
 from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
 from shadowrun.types import Cause, Phase, RunInfo, Status, Verdict
@@ -287,9 +287,9 @@ def test_published_repeats_have_elements():
 
 
 def test_published_results_are_counted_over_all_lines(monkeypatch):
-    from shadowrun.studies.classes import importer
+    from shadowrun.studies.classes import import_published
 
-    monkeypatch.setattr(importer, "_MAX_RESULTS", 3)
+    monkeypatch.setattr(import_published, "_MAX_RESULTS", 3)
     Path("x.jsonl").write_text("\n".join([published()] * 3))
     assert read_published("x.jsonl")
     Path("x.jsonl").write_text("\n".join([published()] * 4))
@@ -300,9 +300,9 @@ def test_published_results_are_counted_over_all_lines(monkeypatch):
 def test_published_lines_unpack_in_proportion(monkeypatch):
     import lzma
 
-    from shadowrun.studies.classes import importer
+    from shadowrun.studies.classes import import_published
 
-    monkeypatch.setattr(importer, "_MIN_BYTES", 1 << 16)
+    monkeypatch.setattr(import_published, "_MIN_BYTES", 1 << 16)
     Path("x.jsonl.xz").write_bytes(lzma.compress((b" " * 1000 + b"\n") * 1000))
     with pytest.raises(DataFileError, match="in all"):
         read_published("x.jsonl.xz")

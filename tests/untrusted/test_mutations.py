@@ -32,9 +32,9 @@ from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, 
 from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
 from shadowrun.studies.sweep.recorded import read_calls
 from shadowrun.studies.zoo.graph import Runner, from_json, to_json
+from shadowrun.studies.zoo.input_values import make_inputs
 from shadowrun.studies.zoo.program import program_of, read_zoo, write_zoo
 from shadowrun.studies.zoo.sources.graph_folders import collect_folders
-from shadowrun.studies.zoo.values import make_all
 from tests.studies.zoo.test_foreign_graphs import META, MODEL, WEIGHTS
 from tests.untrusted.mutations import of_bytes, of_json, of_source, of_values, other_value
 from tests.untrusted.test_campaign_folders import MM
@@ -199,7 +199,7 @@ OF_A_RECORDING = {
 def all_of_a_zoo(path: Path) -> None:
     for program in read_zoo(path).programs.values():
         with contextlib.suppress(RuntimeError, ValueError, TypeError, IndexError):  # Refused is one
-            Runner(program.graph)(make_all(program.graph.inputs))
+            Runner(program.graph)(make_inputs(program.graph.inputs))
 
 
 OF_A_ZOO = {
@@ -289,7 +289,7 @@ def test_a_graph_with_other_values(n):
             continue
         program_of("p", "modules", graph)
         with contextlib.suppress(RuntimeError, ValueError, IndexError):  # of its calls
-            Runner(graph)(make_all(graph.inputs))
+            Runner(graph)(make_inputs(graph.inputs))
             ran += 1
     assert ran > 0
     assert refused > 0

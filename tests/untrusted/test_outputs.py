@@ -15,15 +15,14 @@ import pytest
 
 from shadowrun.cli.main import main
 from shadowrun.report.document import Document, Records, render
-from shadowrun.report.machine import render_csv
+from shadowrun.report.json_csv import render_csv
 from shadowrun.report.sanitize import one_line, show
 from shadowrun.store import DataFile
 from shadowrun.studies.slowdown.calls import Call
 from shadowrun.studies.slowdown.measuring import TimedCall
 from shadowrun.studies.slowdown.report import slowdown_document
 from shadowrun.studies.slowdown.table import Slowdown
-from shadowrun.studies.static.coverage import StaticCoverage, StaticOperator
-from shadowrun.studies.static.report import static_document
+from shadowrun.studies.static.coverage import StaticCoverage, StaticOperator, static_document
 from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part
 from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
 from shadowrun.types import Cause, Phase, RunInfo, Status, TensorDiff, TensorMeta, Verdict

@@ -427,9 +427,9 @@ def test_a_line_of_published_results_is_bounded(capsys, monkeypatch):
     """A few kilobytes may unpack to one line of any length."""
     import lzma
 
-    from shadowrun.studies.classes import importer
+    from shadowrun.studies.classes import import_published
 
-    monkeypatch.setattr(importer, "_MAX_LINE", 1 << 16)
+    monkeypatch.setattr(import_published, "_MAX_LINE", 1 << 16)
     longest = []
     opened = lzma.open
 
@@ -439,7 +439,7 @@ def test_a_line_of_published_results_is_bounded(capsys, monkeypatch):
         file.readline = lambda size=-1: longest.append(size) or read_line(size)
         return file
 
-    monkeypatch.setattr(importer.lzma, "open", spied)
+    monkeypatch.setattr(import_published.lzma, "open", spied)
     Path("x.jsonl.xz").write_bytes(lzma.compress(b" " * (1 << 20)))
     assert main(["classes", "--published", "x.jsonl.xz"]) == 2
     assert "data-file-corrupt" in capsys.readouterr().err

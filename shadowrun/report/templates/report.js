@@ -137,7 +137,7 @@ async function copy(button) {
 }
 
 all(".table").forEach(table);
-const tools = document.getElementById("findings"), clear = tools ? findings(tools) : () => {};
+const tools = document.querySelector(".tools#findings"), clear = tools ? findings(tools) : () => {};
 
 // A link leads into what is folded or filtered away.
 function reveal() {

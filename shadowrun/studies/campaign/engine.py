@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from shadowrun.errors import DataFileError, PlatformError, ShadowrunError
 from shadowrun.limits import at_most_free
 from shadowrun.store.atomic_write import atomic_write
-from shadowrun.studies.campaign.chunk_job import NO_PROGRAMS, run_chunk
-from shadowrun.studies.campaign.claims import Claims
-from shadowrun.studies.campaign.combining import add_rows
+from shadowrun.studies.campaign.chunk_work import Chunk, ChunkWork
+from shadowrun.studies.campaign.combine_stores import add_rows
+from shadowrun.studies.campaign.executors import NO_PROGRAMS, run_chunk
 from shadowrun.studies.campaign.folder import CHUNK, Folder
+from shadowrun.studies.campaign.seen_variants import SeenVariants
 from shadowrun.studies.campaign.store import CampaignStore
-from shadowrun.studies.campaign.work import Chunk, ChunkWork
 from shadowrun.studies.campaign.worker import ENTRY
 from shadowrun.studies.isolation.pool import Limits, Pool
 from shadowrun.studies.isolation.process import refuse_without_processes
-from shadowrun.studies.isolation.step import processor_seconds
+from shadowrun.studies.isolation.worker_progress import processor_seconds
 from shadowrun.studies.shards import Shard
 
 if TYPE_CHECKING:
@@ -185,12 +185,12 @@ class Engine:
     def _claims(self, scratch: Path) -> Path:
         """A table of the variants that were met in earlier starts."""
         path = scratch / "claims"
-        table = Claims(path, self._settings.n or _UNLIMITED)
+        table = SeenVariants(path, self._settings.n or _UNLIMITED)
         for shard in self._folder.shards():
             with contextlib.closing(self._opened(shard)) as store:
                 # Of all shards, not only of this one: what another machine has run already is not run here.
                 for identity, number in store.identities():
-                    table.claim(identity, number)
+                    table.mark_seen(identity, number)
         table.close()
         return path
 
@@ -199,7 +199,7 @@ class Engine:
         settled: dict[int, int] = {}
         for shard in self._folder.shards():
             with contextlib.closing(self._opened(shard)) as store:
-                for number, n in store.settled():
+                for number, n in store.settled_targets():
                     # Two shards may have the same variant: a chunk may have been run on two machines.
                     settled[number] = max(n, settled.get(number, 0))
         n_targets = len(self._settings.shown_targets)

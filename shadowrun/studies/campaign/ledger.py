@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from shadowrun.settings import fits_operator, fits_platform
-from shadowrun.studies.campaign.findings import is_compiled
+from shadowrun.studies.campaign.root_causes import is_compiled
 from shadowrun.studies.ledger_file import PLAIN_NAME, NewLine
 from shadowrun.studies.sweep.cases import Kind
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from shadowrun.settings import KnownLine
-    from shadowrun.studies.campaign.findings import RootCause, Signature
+    from shadowrun.studies.campaign.root_causes import RootCause, Signature
 
 __all__ = ["known_causes", "new_lines", "platform_of"]
 

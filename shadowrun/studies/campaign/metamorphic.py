@@ -18,7 +18,7 @@ from shadowrun.intercept.op_allowlist import Refused
 from shadowrun.intercept.plan import OpPlan, make_plan
 from shadowrun.numerics.form import dtype_name
 from shadowrun.studies.campaign.mutators.execution import RELATIONS
-from shadowrun.studies.campaign.mutators.written import in_place_form
+from shadowrun.studies.campaign.mutators.inplace_and_out import in_place_form
 from shadowrun.studies.sweep.batch_arguments import batch_arguments
 from shadowrun.studies.sweep.cases import Part
 from shadowrun.studies.sweep.inputs import transposed

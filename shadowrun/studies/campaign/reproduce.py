@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from shadowrun.errors import UsageError, brief
-from shadowrun.studies.campaign.findings import signature
+from shadowrun.studies.campaign.chunk_work import Chunk, ChunkWork
 from shadowrun.studies.campaign.oracles import FIRED, ORACLES, from_mask
 from shadowrun.studies.campaign.recipe import Recipe
+from shadowrun.studies.campaign.root_causes import signature
 from shadowrun.studies.campaign.store import CampaignStore
 from shadowrun.studies.campaign.tables import KIND
-from shadowrun.studies.campaign.work import Chunk, ChunkWork
 from shadowrun.studies.isolation.pool import Limits, Pool
 
 if TYPE_CHECKING:
@@ -26,16 +26,26 @@ if TYPE_CHECKING:
 
     from shadowrun.studies.campaign.folder import Folder
     from shadowrun.studies.campaign.tables import FindingRow, ResultRow, VariantRow
-    from shadowrun.studies.isolation.serving import Channel
+    from shadowrun.studies.isolation.worker_side import Channel
 
-__all__ = ["ENTRY", "Again", "Asked", "asked", "difference", "hex_of", "oracle_words", "reproduce", "start"]
+__all__ = [
+    "ENTRY",
+    "Rerun",
+    "WantedVariant",
+    "difference",
+    "find_variant",
+    "hex_of",
+    "oracle_words",
+    "reproduce",
+    "start",
+]
 
 ENTRY: Final = "shadowrun.studies.campaign.reproduce:start"
 _LEAST_DIGITS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class WantedVariant:
     """The variant that is asked for, and what the campaign says of it.
 
     Attributes:
@@ -52,7 +62,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class Rerun:
     """What became of the variant now.
 
     Attributes:
@@ -66,7 +76,7 @@ class Again:
     results: tuple[ResultRow, ...]
 
 
-def asked(store: CampaignStore, text: str) -> Asked:
+def find_variant(store: CampaignStore, text: str) -> WantedVariant:
     """Find a variant in a store.
 
     Args:
@@ -85,7 +95,7 @@ def asked(store: CampaignStore, text: str) -> Asked:
         number = int(text[:18])
         rows = [v for v in store.variants() if v.number == number]
         if not rows:
-            return Asked(number)
+            return WantedVariant(number)
     elif len(text) >= _LEAST_DIGITS and set(text) <= set("0123456789abcdef"):
         rows = [v for v in store.variants() if v.identity is not None and hex_of(v.identity).startswith(text)]
         # Duplicates have the same identity: the variant that was run is meant.
@@ -108,20 +118,20 @@ def _checked(recipe: str) -> str:
     return json.dumps(Recipe.from_json(json.loads(recipe)).to_json(), separators=(",", ":"))
 
 
-def _by_recipe(store: CampaignStore, text: str) -> Asked:
+def _by_recipe(store: CampaignStore, text: str) -> WantedVariant:
     try:
         recipe = _checked(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{brief(text)} is no recipe: {error}.", slug="unknown-variant") from error
     found = next((v for v in store.variants() if v.recipe == recipe), None)
-    return Asked(-1, recipe) if found is None else _with_results(store, found, recipe)
+    return WantedVariant(-1, recipe) if found is None else _with_results(store, found, recipe)
 
 
-def _with_results(store: CampaignStore, variant: VariantRow, recipe: str | None) -> Asked:
+def _with_results(store: CampaignStore, variant: VariantRow, recipe: str | None) -> WantedVariant:
     # Results of a duplicate are those of the variant that it is equal to.
     number = variant.duplicate_of if variant.duplicate_of >= 0 else variant.number
     results = tuple(r for r in store.results() if r.number == number)
-    return Asked(variant.number, recipe, variant, results)
+    return WantedVariant(variant.number, recipe, variant, results)
 
 
 def hex_of(identity: int) -> str:
@@ -129,7 +139,7 @@ def hex_of(identity: int) -> str:
     return f"{identity & (1 << 64) - 1:016x}"
 
 
-def reproduce(folder: Folder, wanted: Asked) -> Again:
+def reproduce(folder: Folder, wanted: WantedVariant) -> Rerun:
     """Run a variant on all targets of its campaign.
 
     Args:
@@ -156,7 +166,7 @@ def reproduce(folder: Folder, wanted: Asked) -> Again:
                 pool.run()
             work.save()
             (variant,) = store.variants()
-            return Again(work.recipe, variant, tuple(store.results()))
+            return Rerun(work.recipe, variant, tuple(store.results()))
 
 
 class _Kept(ChunkWork):
@@ -189,7 +199,7 @@ def start(settings: dict[str, Any], channel: Channel) -> Callable[[dict[str, Any
 
     if settings["recipe"] is None:
         return worker.start(settings, channel)
-    from shadowrun.studies.campaign.draft import Library
+    from shadowrun.studies.campaign.program_draft import Library
     from shadowrun.studies.campaign.programs import lazily
     from shadowrun.studies.campaign.runner import VariantRunner
 

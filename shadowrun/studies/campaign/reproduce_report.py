@@ -26,7 +26,7 @@ from shadowrun.studies.campaign.reproduce import difference, hex_of, oracle_word
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shadowrun.studies.campaign.reproduce import Again, Asked
+    from shadowrun.studies.campaign.reproduce import Rerun, WantedVariant
     from shadowrun.studies.campaign.tables import FindingRow, ResultRow
     from shadowrun.studies.zoo.program import Program
 
@@ -36,7 +36,7 @@ _ALL: Final = Limits(100, 1000, 1000)
 
 
 def reproduce_document(
-    wanted: Asked, again: Again, targets: Sequence[str], program: Program | None, calls: Sequence[str] = ()
+    wanted: WantedVariant, again: Rerun, targets: Sequence[str], program: Program | None, calls: Sequence[str] = ()
 ) -> Document:
     """A variant that was run again.
 
@@ -73,7 +73,7 @@ def reproduce_document(
     )
 
 
-def _facts(wanted: Asked, again: Again, program: Program | None) -> list[Fact]:
+def _facts(wanted: WantedVariant, again: Rerun, program: Program | None) -> list[Fact]:
     facts = []
     if program is not None:
         facts.append(
@@ -119,7 +119,7 @@ def _entry(f: FindingRow) -> Entry:
 
 
 def _differences(
-    wanted: Asked, again: Again, before: dict[int, ResultRow], after: dict[int, ResultRow]
+    wanted: WantedVariant, again: Rerun, before: dict[int, ResultRow], after: dict[int, ResultRow]
 ) -> dict[int, str]:
     """What is not as it was recorded, by target; -1 for the variant itself."""
     found = {t: text for t, then in before.items() if t in after and (text := difference(then, after[t]))}
@@ -129,7 +129,7 @@ def _differences(
     return found
 
 
-def _gate(wanted: Asked, differences: dict[int, str]) -> GateLine | None:
+def _gate(wanted: WantedVariant, differences: dict[int, str]) -> GateLine | None:
     if wanted.variant is None:
         return None
     if differences:
@@ -149,7 +149,7 @@ def _finding_data(f: FindingRow) -> dict[str, str]:
     }
 
 
-def _data(wanted: Asked, again: Again, targets: Sequence[str], differences: dict[int, str]) -> dict[str, Any]:
+def _data(wanted: WantedVariant, again: Rerun, targets: Sequence[str], differences: dict[int, str]) -> dict[str, Any]:
     return {
         "format": 1,
         "number": wanted.number,

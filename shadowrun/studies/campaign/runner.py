@@ -22,10 +22,10 @@ from shadowrun.platforms import parse
 from shadowrun.platforms.worker.client import WorkerDied
 from shadowrun.replay.copies import move, without_strides
 from shadowrun.replay.executor import Executor
-from shadowrun.studies.campaign.findings import MISSING
+from shadowrun.studies.campaign.device_placement import DevicePlacement
 from shadowrun.studies.campaign.metamorphic import Metamorphic
 from shadowrun.studies.campaign.oracles import FIRED, differing, to_mask
-from shadowrun.studies.campaign.placement import Placement
+from shadowrun.studies.campaign.root_causes import MISSING
 from shadowrun.studies.campaign.variant_program import exact_results, program_of
 from shadowrun.studies.sweep.cases import FAILURES, CaseFinding, Kind, Part
 from shadowrun.studies.sweep.run_case import AS_A_WHOLE, CaseRunner
@@ -239,7 +239,7 @@ class _Pair:
 
         # Before the target begins: a crash in here is the reference's.
         itself = self._violations(variant, REFERENCE, on_op) if self._checks_reference else ()
-        placement = Placement(call, self._platform.device)
+        placement = DevicePlacement(call, self._platform.device)
         program = program_of(variant, self._watched(call, placement), lambda: on_op(""))
         found = self._cases.run(Part.FORWARD, program) or []
         types = {p.device.type for p in (self._platform, self._cases.reference)}
@@ -277,7 +277,7 @@ class _Pair:
             sum(row[3] == "match" or row[3] == "mismatch" for row in rows),
         )
 
-    def _watched(self, call: Call, placement: Placement) -> Call:
+    def _watched(self, call: Call, placement: DevicePlacement) -> Call:
         """Calls whose results are watched where the target runs them."""
         if not self._cases.is_on_device or self._platform.device.type == "cpu":
             return call
@@ -321,7 +321,7 @@ class _Pair:
 
     def compiled(self, variant: Variant, backend: str, on_target: Callable[[], None]) -> Result:
         """Its compiled code against itself in eager mode."""
-        from shadowrun.studies.campaign.compiling import check_compiled  # imports the compiler
+        from shadowrun.studies.campaign.compiled_variant import check_compiled  # imports the compiler
 
         on_target()
         if self._platform.remote is not None:
@@ -409,7 +409,7 @@ def _status(found: list[CaseFinding], findings: tuple[VariantFinding, ...]) -> t
     return ("ok", "") if doubt is None else ("unverified", f"{doubt.explanation}: {doubt.message}".strip(": ")[:300])
 
 
-def _explained(f: VariantFinding, placement: Placement, variant: Variant) -> VariantFinding:
+def _explained(f: VariantFinding, placement: DevicePlacement, variant: Variant) -> VariantFinding:
     """A finding as the fault that it shows, where an exception is the effect of another."""
     if f.kind != Kind.ERROR:
         return f

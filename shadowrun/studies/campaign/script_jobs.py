@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from shadowrun.studies.campaign.cause_files import CauseFile, folder_name, write_cause
-from shadowrun.studies.campaign.findings import Signature
+from shadowrun.studies.campaign.cause_report import CauseFile, folder_name, write_cause
 from shadowrun.studies.campaign.recipe import Recipe
+from shadowrun.studies.campaign.root_causes import Signature
 from shadowrun.studies.isolation.pool import Limits, Pool, RemainingTask, WorkerFailure
 from shadowrun.studies.sweep.cases import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shadowrun.studies.campaign.findings import RootCause
     from shadowrun.studies.campaign.folder import Folder
-    from shadowrun.studies.isolation.serving import Channel
+    from shadowrun.studies.campaign.root_causes import RootCause
+    from shadowrun.studies.isolation.worker_side import Channel
 
 __all__ = ["ENTRY", "SHORT", "Job", "start", "write_scripts"]
 
@@ -134,12 +134,14 @@ class _Work:
 
     def ended(self, task: Job) -> None:
         """All of a job was run."""
+        # A crash that does not come back cannot be shown by a script.
         if task.stage == _CATCH:
             self._write(task, self._without(task, "the variant does not end its process any more"))
 
     def lost(self, task: Job, failure: WorkerFailure) -> RemainingTask[Job] | None:
         """The process of a job has ended: on purpose, or its root cause gets no script."""
         if task.stage == _CATCH:
+            # As planned: the call before the end is in its file now, and another process writes the script from it.
             return RemainingTask(dataclasses.replace(task, stage=_END), fresh=True)
         why = f"{failure.kind} while its script was made: {failure.explanation}"
         self._write(task, self._without(task, f"{why}; run the variant again with `shadowrun campaign reproduce`"))
@@ -169,7 +171,7 @@ def start(settings: dict[str, Any], channel: Channel) -> Callable[[dict[str, Any
     Raises:
         ShadowrunError: The programs cannot be read.
     """
-    from shadowrun.studies.campaign.draft import Library
+    from shadowrun.studies.campaign.program_draft import Library
     from shadowrun.studies.campaign.programs import lazily
     from shadowrun.studies.campaign.worker import runner_settings
 

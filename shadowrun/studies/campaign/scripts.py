@@ -18,14 +18,14 @@ from shadowrun.errors import ShadowrunError, UsageError
 from shadowrun.platforms import parse
 from shadowrun.platforms.device import resolve
 from shadowrun.platforms.fingerprint import fingerprint, versions
-from shadowrun.repro import calls
+from shadowrun.repro import call_code
 from shadowrun.repro.builder import run_story, run_versions
 from shadowrun.repro.call_replayer import operator
 from shadowrun.repro.platform_setup import platform_setup_of
 from shadowrun.repro.script import EXIT_STATUS, TIME_LIMIT_S, ScriptSpec, publish
 from shadowrun.repro.snippet import snippet
-from shadowrun.studies.campaign.findings import signature
 from shadowrun.studies.campaign.metamorphic import EXPLANATIONS, REFERENCE_FORM, Metamorphic
+from shadowrun.studies.campaign.root_causes import signature
 from shadowrun.studies.campaign.runner import VariantRunner
 from shadowrun.studies.campaign.variant import Invalid, build
 from shadowrun.studies.campaign.variant_program import program_of
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shadowrun.repro.script import Repro, ReproOptions
-    from shadowrun.studies.campaign.draft import HasGraph, Library
-    from shadowrun.studies.campaign.findings import Signature
+    from shadowrun.studies.campaign.program_draft import HasGraph, Library
     from shadowrun.studies.campaign.recipe import Mutation, Recipe
+    from shadowrun.studies.campaign.root_causes import Signature
     from shadowrun.studies.campaign.runner import RunnerSettings
     from shadowrun.studies.campaign.variant import Variant
 
@@ -163,8 +163,8 @@ def write_end_script(
     info = _info(alone)
     target = platform_setup_of(info.target, info.target_fingerprint)
     plan = operator(call.op, checked=False)  # this campaign called it: it is no name from a file
-    parts = calls.script_call(plan, call.args, call.kwargs, ["output 0"])
-    shown = calls.shown_inputs(parts["inputs"])
+    parts = call_code.script_call(plan, call.args, call.kwargs, ["output 0"])
+    shown = call_code.shown_inputs(parts["inputs"])
     why = ", ".join(filter(None, (wanted.signature.kind, *wanted.explanations[:1])))
     spec = ScriptSpec(
         kind="ends",
@@ -266,7 +266,7 @@ def _itself_script(
     if found is None:
         raise UsageError(f"{wanted.signature.op} alone does not show it on {spec}.", slug="no-repro")
     fields = itself_fields(platform_setup_of(spec, facts), REFERENCE_FORM[relation], *found)
-    shown = calls.shown_inputs(fields["inputs"])
+    shown = call_code.shown_inputs(fields["inputs"])
     script = ScriptSpec(
         title=f"{wanted.signature.op} on {spec}: {', '.join(wanted.explanations[:1])}.",
         story=("Seen by shadowrun campaign.", *run_story(info, ""), f"Inputs: {shown}.", "", EXIT_STATUS),
@@ -283,7 +283,7 @@ def _compiled_script(
     Raises:
         UsageError: No part of it is wrong by itself.
     """
-    from shadowrun.studies.campaign.compiling import compiled  # imports the compiler
+    from shadowrun.studies.campaign.compiled_variant import compiled  # imports the compiler
 
     if not any(text.startswith(backend) for text in wanted.explanations):
         return _operator_script(wanted, variant, settings, folder, options)  # of the same variant in eager mode

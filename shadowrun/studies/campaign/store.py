@@ -312,7 +312,7 @@ class CampaignStore:
             "processes lost": n_lost,
         }
 
-    def settled(self) -> Iterator[tuple[int, int]]:
+    def settled_targets(self) -> Iterator[tuple[int, int]]:
         """Number of each variant, and how many of its targets are settled; all of them for duplicates and invalid."""
         all_of = len(self.info.targets)
         yield from self._rows(

@@ -10,9 +10,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from shadowrun.studies.campaign.findings import Seen, is_compiled, root_causes, signature, without_flaws
 from shadowrun.studies.campaign.ledger import known_causes
 from shadowrun.studies.campaign.oracles import FIRED, ORACLES, from_mask
+from shadowrun.studies.campaign.root_causes import Seen, is_compiled, root_causes, signature, without_flaws
 from shadowrun.studies.campaign.runner import TARGET, VariantFinding
 from shadowrun.studies.sweep.cases import Kind
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from shadowrun.settings import KnownLine
-    from shadowrun.studies.campaign.cause_files import CauseFile
-    from shadowrun.studies.campaign.findings import RootCause
+    from shadowrun.studies.campaign.cause_report import CauseFile
+    from shadowrun.studies.campaign.root_causes import RootCause
     from shadowrun.studies.campaign.store import CampaignStore
     from shadowrun.studies.campaign.tables import ResultRow
 

@@ -16,7 +16,7 @@ import torch
 
 from shadowrun.operators.facts import base_name, facts
 from shadowrun.studies.zoo.graph import DEVICE, Ref, check_call, check_dense
-from shadowrun.studies.zoo.values import make
+from shadowrun.studies.zoo.input_values import make_input
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Values:
         """The values of an input; nobody may write to them."""
         found = self._made.get(described)
         if found is None:
-            found = make(described, self._seed)
+            found = make_input(described, self._seed)
             self._n_bytes += found.untyped_storage().nbytes()
             if self._n_bytes > _MAX_BYTES:
                 self._made.clear()
@@ -172,12 +172,12 @@ class Trace:
             return value
         raise Invalid("no tensor at this place")
 
-    def given(self, argument: Any) -> Any:
+    def resolved(self, argument: Any) -> Any:
         """An argument of a call with each reference replaced by its value, as the operator takes it."""
         if type(argument) is Ref:
             return self.value(argument)
         if type(argument) is tuple:
-            return [self.given(a) for a in argument]
+            return [self.resolved(a) for a in argument]
         return _CPU if argument is DEVICE else argument
 
     def is_finite_somewhere(self) -> bool:
@@ -262,8 +262,8 @@ def run_node(node: Node, known: Trace) -> Any:
     Raises:
         Invalid: As `trace`.
     """
-    args = [known.given(a) for a in node.args]
-    kwargs = {k: known.given(v) for k, v in node.kwargs}
+    args = [known.resolved(a) for a in node.args]
+    kwargs = {k: known.resolved(v) for k, v in node.kwargs}
     about = info(node.op)
     if about.casts:
         _check_cast(node, args, kwargs)

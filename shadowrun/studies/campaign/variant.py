@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shadowrun.studies.campaign.draft import Draft, Execution, HasGraph, Library
 from shadowrun.studies.campaign.mutators import MUTATORS
+from shadowrun.studies.campaign.program_draft import Draft, Execution, HasGraph, Library
 from shadowrun.studies.campaign.tracing import Invalid, copied, first_line
 from shadowrun.studies.zoo.graph import Runner
 

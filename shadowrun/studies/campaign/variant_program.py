@@ -10,7 +10,7 @@ import torch
 
 from shadowrun.replay.copies import move
 from shadowrun.studies.zoo.graph import Graph, Input, Runner
-from shadowrun.studies.zoo.values import make, make_all
+from shadowrun.studies.zoo.input_values import make_input, make_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ def program_of(
         on_backward: Called before a backward pass.
     """
     graph, seed = variant.graph, variant.recipe.seed
-    values = make_all(graph.inputs, seed)
+    values = make_inputs(graph.inputs, seed)
 
     def prepare(device: torch.device) -> Callable[[], list[Any]]:
         with torch.no_grad():
@@ -73,7 +73,7 @@ def _results(
     if not wanted or not loss:
         return results
     directions = [
-        make(Input(f"direction {k}", tuple(t.shape), t.dtype), variant.recipe.seed).to(device)
+        make_input(Input(f"direction {k}", tuple(t.shape), t.dtype), variant.recipe.seed).to(device)
         for k, t in enumerate(loss)
     ]
     on_backward()

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from shadowrun.errors import ShadowrunError
-from shadowrun.studies.campaign.claims import Claims
+from shadowrun.studies.campaign.seen_variants import SeenVariants
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shadowrun.studies.campaign.runner import RunnerSettings
     from shadowrun.studies.campaign.variant import Variant
-    from shadowrun.studies.isolation.serving import Channel
+    from shadowrun.studies.isolation.worker_side import Channel
 
 __all__ = ["ENTRY", "Maker", "VariantWorker", "Verdicts", "runner_settings", "start"]
 
@@ -55,8 +55,8 @@ def start(settings: dict[str, Any], channel: Channel) -> Callable[[dict[str, Any
     Raises:
         ShadowrunError: A platform is absent, or the programs are not those of the campaign.
     """
-    from shadowrun.studies.campaign.generate import Generator
     from shadowrun.studies.campaign.programs import lazily
+    from shadowrun.studies.campaign.recipe_generator import Generator
     from shadowrun.studies.campaign.runner import VariantRunner
 
     runner = VariantRunner(runner_settings(settings))
@@ -100,7 +100,7 @@ class VariantWorker:
         self._targets = [(target, backend) for backend in backends for target in settings["targets"]]
         self._used: set[int] = set()
         self._maker, self._runner = maker, runner
-        self._claims = Claims(Path(settings["claims"]), settings["n_claims"])
+        self._claims = SeenVariants(Path(settings["claims"]), settings["n_claims"])
 
     def run(self, task: dict[str, Any]) -> None:
         """Run recipes from start to stop; the first of them from a target on."""
@@ -136,7 +136,7 @@ class VariantWorker:
             return None
         # After the variant was made and before it runs: duplicates are known by what they compute, not by their
         # recipe.
-        lowest = self._claims.claim(identity, number)
+        lowest = self._claims.mark_seen(identity, number)
         mutators = [m.name for m in variant.recipe.mutations]
         text = json.dumps(recipe, separators=(",", ":"))
         before = lowest if lowest < number else -1

@@ -13,8 +13,8 @@ from shadowrun.studies.classes.samples import groups_by_magnitude
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shadowrun.studies.classes.classes_by_call import Change
     from shadowrun.studies.classes.equivalence import Classes, Output
-    from shadowrun.studies.classes.graph import Change
     from shadowrun.studies.classes.platforms import Platform
 
 __all__ = [

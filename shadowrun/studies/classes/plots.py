@@ -14,9 +14,9 @@ from shadowrun.studies.classes.equivalence import letter
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from shadowrun.studies.classes.classes_by_call import Change
     from shadowrun.studies.classes.equivalence import Classes
     from shadowrun.studies.classes.explain import Point
-    from shadowrun.studies.classes.graph import Change
 
 __all__ = ["curve_svg", "dendrogram_svg", "graph_svg", "leaf_order"]
 

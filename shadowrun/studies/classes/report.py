@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from shadowrun.report.blocks import naming
 from shadowrun.report.document import (
     Block,
     Column,
@@ -21,8 +20,9 @@ from shadowrun.report.document import (
     Span,
     Table,
 )
+from shadowrun.report.document_blocks import naming
+from shadowrun.studies.classes.classes_by_call import by_operator
 from shadowrun.studies.classes.equivalence import letter
-from shadowrun.studies.classes.graph import by_operator
 from shadowrun.studies.classes.layer_kernels import kernel_section
 from shadowrun.studies.classes.plots import curve_svg, dendrogram_svg, graph_svg, leaf_order
 from shadowrun.studies.classes.report_data import FORMAT, study_data, study_records
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from shadowrun.report.document import Cell
+    from shadowrun.studies.classes.classes_by_call import Change
     from shadowrun.studies.classes.equivalence import Classes
     from shadowrun.studies.classes.explain import Claim, FlagClusters
-    from shadowrun.studies.classes.graph import Change
     from shadowrun.studies.classes.known import ClassCheck
     from shadowrun.studies.classes.study import OutputStudy, Study
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 from shadowrun.report.document import (
     Records,
 )
+from shadowrun.studies.classes.classes_by_call import by_operator
 from shadowrun.studies.classes.equivalence import letter
-from shadowrun.studies.classes.graph import by_operator
 from shadowrun.studies.classes.layer_kernels import kernel_data, layer_name
 
 if TYPE_CHECKING:

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Final
 
 from shadowrun.errors import UsageError
 from shadowrun.studies.classes import explain
+from shadowrun.studies.classes.classes_by_call import along_graph
 from shadowrun.studies.classes.equivalence import MODE_WARNING, classes_of, common_keys, outputs_of
-from shadowrun.studies.classes.graph import along_graph
 from shadowrun.studies.classes.layer_kernels import layer_kernels
 from shadowrun.studies.classes.samples import are_complete, difference, ulp_difference
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from shadowrun.studies.classes.classes_by_call import Change
     from shadowrun.studies.classes.equivalence import Classes, Member
     from shadowrun.studies.classes.explain import Claim, Fact, FlagClusters, Outliers, Point
-    from shadowrun.studies.classes.graph import Change
     from shadowrun.studies.classes.layer_kernels import LayerKernels
     from shadowrun.studies.classes.platforms import Platform
 

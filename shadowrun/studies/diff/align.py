@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shadowrun.recording.model import Context
     from shadowrun.studies.diff.values import Values
 
-__all__ = ["FAMILIES", "Alignment", "align", "common", "family", "increasing", "kth_of_each", "renamed"]
+__all__ = ["FAMILIES", "Alignment", "align", "common", "family", "increasing", "kth_of_each", "matches", "renamed"]
 
 Calls = Any  # npt.NDArray[np.int64], (n,)
 
@@ -104,6 +104,11 @@ def renamed(module: str, modules: Mapping[str, str]) -> str:
             first, *pieces = name.split("*")
             return first + "".join(part + piece for part, piece in zip(parts, pieces, strict=False)) + below
     return module
+
+
+def matches(pattern: str, module: str) -> bool:
+    """Whether a pattern of `renamed` is that of a module, or of one that it lies in."""
+    return _stars(pattern, module) is not None
 
 
 def _stars(pattern: str, module: str) -> tuple[list[str], str] | None:

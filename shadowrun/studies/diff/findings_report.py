@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from shadowrun.analysis import Change
-from shadowrun.report.baseline import change_counts, change_table
 from shadowrun.report.document import Block, Document, Note, Records, Section
 from shadowrun.report.issues import Issue, Issues
+from shadowrun.report.run_sections import change_counts, change_table
 from shadowrun.report.sanitize import clip
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from shadowrun.recording.model import NONE
-from shadowrun.report.blocks import Figure
+from shadowrun.report.document_blocks import Figure
 from shadowrun.report.sanitize import clip
 from shadowrun.report.svg import AMBER, BLUE, GREEN, INK, LINE, RED, SOFT, dot, line, svg, text
 from shadowrun.studies.diff.compare import Outcome

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from shadowrun.studies.diff.align import align
+from shadowrun.studies.diff.align import align, matches
 from shadowrun.studies.diff.compare import Outcome, compare
+from shadowrun.studies.diff.decode_rows import compare_rows
 from shadowrun.studies.diff.divergence import follow
-from shadowrun.studies.diff.names import NameMap
+from shadowrun.studies.diff.name_map import NameMap
 from shadowrun.studies.diff.provenance import compare_provenance
 from shadowrun.studies.diff.rounding import Rounding, judge_rounding
-from shadowrun.studies.diff.rows import compare_rows
 from shadowrun.studies.diff.step_outputs import output_distances
 from shadowrun.studies.diff.values import Values
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from shadowrun.recording.model import Recording
     from shadowrun.studies.diff.compare import Difference
+    from shadowrun.studies.diff.decode_rows import RowsFound
     from shadowrun.studies.diff.divergence import Flow
     from shadowrun.studies.diff.provenance import Provenance
     from shadowrun.studies.diff.rounding import Judgement
-    from shadowrun.studies.diff.rows import RowsFound
     from shadowrun.studies.diff.step_outputs import OutputDistance
 
 __all__ = ["FAIL_ON", "RecordingDiff", "diff_recordings"]
@@ -35,6 +35,7 @@ MAX_JUDGED: Final = 100_000
 
 # Share of matched calls below which two recordings are of different programs, or of different parts of one.
 _FEW: Final = 0.5
+_SHOWN: Final = 5
 
 FAIL_ON: Final = ("any", "kernel", "algorithm", "not-rounding", "provenance", "missing")
 
@@ -127,8 +128,19 @@ def diff_recordings(
         judge_rounding(difference, MAX_JUDGED),
         rows,
         output_distances(difference),
-        (*_warnings(difference, labels), *(_nothing(found) for found in rows if not found.pairs)),
+        (
+            *_warnings(difference, labels),
+            *_unused(second, names, labels[1]),
+            *(_nothing(found) for found in rows if not found.pairs),
+        ),
     )
+
+
+def _unused(second: Recording, names: NameMap, label: str) -> list[str]:
+    """Lines of the map whose pattern no module of the second recording has: a slip, or the sides in the wrong order."""
+    paths = {context.module for context in second.contexts}
+    unused = [pattern for pattern in names.modules if not any(matches(pattern, path) for path in paths)]
+    return [f"--map: {label} has no module {pattern!r}; its names come first in a line" for pattern in unused[:_SHOWN]]
 
 
 def _nothing(found: RowsFound) -> str:

@@ -261,7 +261,7 @@ class _Report:
             (_outcome(self._difference.outcome(pair)),),
             _bits(int(self._difference.remaining[pair])),
             _ulps(judged.min_ulp, judged.max_ulp) if judged else "",
-            (Span(f"{rounding}{f': {judged.why}' if judged else ''}", _TONES[rounding]),),
+            (Span(str(rounding), _TONES[rounding]), *((Span(judged.why),) if judged else ())),
             f"{n_reached:,}",
         )
 

@@ -19,7 +19,7 @@ from shadowrun.studies.isolation.process import WorkerProcess
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shadowrun.studies.isolation.step import Step
+    from shadowrun.studies.isolation.worker_progress import Step
 
 __all__ = ["FailureKind", "Limits", "Pool", "RemainingTask", "Work", "WorkerFailure"]
 

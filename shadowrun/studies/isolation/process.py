@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from shadowrun.errors import PlatformError
-from shadowrun.studies.isolation.step import Step, StepReader, new_page, resident_bytes
+from shadowrun.studies.isolation.worker_progress import Step, StepReader, new_page, resident_bytes
 
 __all__ = ["WorkerProcess", "refuse_without_processes"]
 
 # With the module path of this process: a worker has to find the same modules, those of `--import` too.
 _START: Final = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]);"
-    "from shadowrun.studies.isolation.serving import main;"
+    "from shadowrun.studies.isolation.worker_side import main;"
     "main(sys.argv[2], json.loads(sys.stdin.readline()), *map(int, sys.argv[3:]))"
 )
 # The size of a pipe's buffer on Linux.

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 from shadowrun.errors import UsageError
 from shadowrun.recording.model import Kind
 from shadowrun.studies.classes import platforms as recorded_platforms
+from shadowrun.studies.classes.classes_by_call import Change, along_graph
 from shadowrun.studies.classes.equivalence import Classes, Output, classes_of, common_keys, values_of
-from shadowrun.studies.classes.graph import Change, along_graph
 from shadowrun.studies.grid import RECORDED, Cell, platforms_of, record_grid
 from shadowrun.studies.published import programs
 

@@ -30,8 +30,8 @@ from shadowrun.studies.grid import RECORDED, machine_fact
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from shadowrun.studies.classes.classes_by_call import Change
     from shadowrun.studies.classes.equivalence import Classes
-    from shadowrun.studies.classes.graph import Change
     from shadowrun.studies.published.recorded import RecordedStudy
 
     Rows = list[tuple[str, ...]]

@@ -198,7 +198,7 @@ class _Runner:
         self._captured = captured
         self._replayer = replayer
         self._checked = checked
-        self._max_bytes = Config.make(settings=False, known=False).max_bytes
+        self._max_bytes = Config.from_options(settings=False, known=False).max_bytes
         self._plans: dict[str, OpPlan | str] = {}
         self._device = replayer.target.device.type
         self._n = 0

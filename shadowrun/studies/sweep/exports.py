@@ -11,7 +11,7 @@ import warnings
 from typing import TYPE_CHECKING, Final
 
 from shadowrun.errors import UsageError
-from shadowrun.report.machine import csv_writer
+from shadowrun.report.json_csv import csv_writer
 from shadowrun.report.sanitize import clip
 from shadowrun.studies.sweep.cases import ANY_DTYPE, FAILURES, Kind, Part, Support
 from shadowrun.studies.sweep.sweeping import DTYPES

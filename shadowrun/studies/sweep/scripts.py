@@ -21,16 +21,16 @@ from shadowrun.limits import bounded_memory
 from shadowrun.platforms import parse
 from shadowrun.platforms.device import resolve
 from shadowrun.platforms.untrusted_specs import simulated_flaws
-from shadowrun.repro import calls
+from shadowrun.repro import call_code
 from shadowrun.repro.builder import run_story, run_versions
 from shadowrun.repro.call_replayer import ReplayOutcome, operator
-from shadowrun.repro.checks import Check, checks_of
 from shadowrun.repro.minimise import minimised
 from shadowrun.repro.platform_setup import allowed_platforms, check_harmless, platform_setups
 from shadowrun.repro.quoting import Code, code
+from shadowrun.repro.result_checks import Check, checks_of
 from shadowrun.repro.script import EXIT_STATUS, TIME_LIMIT_S, Repro, ReproOptions, ScriptSpec, publish
+from shadowrun.studies.sweep.case_code import expression_of
 from shadowrun.studies.sweep.cases import INVARIANCE, Kind, Part
-from shadowrun.studies.sweep.expression import expression_of
 from shadowrun.studies.sweep.invariance import Invariance
 from shadowrun.studies.sweep.last_call import CasePlatform, last_call
 from shadowrun.studies.sweep.rebuild_case import rebuild_case
@@ -218,7 +218,7 @@ class _Writer:
             shown = {"operator": self._case.operator, **expression.for_spec()}
         else:
             plan = operator(call.op, checked=False)  # the case called it in a child process: it is no name from a file
-            shown = calls.script_call(plan, call.args, call.kwargs, ["output 0"])
+            shown = call_code.script_call(plan, call.args, call.kwargs, ["output 0"])
         return self._publish(kind="ends", target=place, ref=place, values=values, limit_s=limits[0], **shown)
 
     # -- the whole case ------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ class _Writer:
     # -- the script itself ----------------------------------------------------------------------------
 
     def _publish(self, *, inputs: dict[str, Any], target: PlatformSetup, limit_s: float = 0.0, **facts: Any) -> Repro:
-        finding, run, shown = self._finding, self._run, calls.shown_inputs(inputs)
+        finding, run, shown = self._finding, self._run, call_code.shown_inputs(inputs)
         why = ", ".join(filter(None, (finding.cause, finding.explanation.removeprefix(ON_REFERENCE))))
         ends = facts["kind"] == "ends"
         what = "ends its process" if ends else _TITLES.get(finding.kind, f"fails ({finding.kind})")
@@ -319,12 +319,12 @@ def itself_fields(target: PlatformSetup, reference: str, plan: OpPlan, mismatch:
             "written": names[0],
             "in_place": _call_of(variant.written_by, variant) if variant.written_by is not None else None,
         },
-        **calls.script_call(plan, variant.args, variant.kwargs, [c.name for c in checks]),
+        **call_code.script_call(plan, variant.args, variant.kwargs, [c.name for c in checks]),
     }
 
 
 def _call_of(plan: OpPlan, variant: LayoutVariant) -> Code:
-    return code("out = {}", calls.call_text(plan, variant.args, variant.kwargs))
+    return code("out = {}", call_code.call_text(plan, variant.args, variant.kwargs))
 
 
 def _signature(mismatch: VariantMismatch) -> tuple[object, bool]:

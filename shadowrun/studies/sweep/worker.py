@@ -20,7 +20,7 @@ from shadowrun.studies.sweep.run_case import CaseRunner
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shadowrun.studies.isolation.serving import Channel
+    from shadowrun.studies.isolation.worker_side import Channel
     from shadowrun.studies.sweep.inputs import Sample
 
 __all__ = ["start"]

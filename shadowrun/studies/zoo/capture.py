@@ -19,10 +19,10 @@ from shadowrun.intercept.op_allowlist import Refused, check_operator
 from shadowrun.intercept.plan import OpPlan, make_plan
 from shadowrun.platforms import torchplatform
 from shadowrun.replay.call import argument, draws_random
-from shadowrun.studies.zoo import values
-from shadowrun.studies.zoo.fills import described
+from shadowrun.studies.zoo import input_values
+from shadowrun.studies.zoo.device_independent import ALIASES, NotPortable, portable
 from shadowrun.studies.zoo.graph import DEVICE, Fill, Graph, Input, Node, Ref
-from shadowrun.studies.zoo.portable import ALIASES, NotPortable, portable
+from shadowrun.studies.zoo.infer_fill import described
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def fill_with_generated(tensors: Iterable[Named], seed: int = 0) -> list[Named]:
                 form = described(one.name, t, role=one.role)
                 form = replace(form, fill=one.fill or form.fill)
                 # In place: the module and the caller hold this tensor.
-                t.copy_(values.make(form, seed))
+                t.copy_(input_values.make_input(form, seed))
                 filled.append(one._replace(fill=form.fill))
             else:
                 filled.append(one)

@@ -25,7 +25,7 @@ from shadowrun.errors import brief
 from shadowrun.intercept.checked_calls import check_inside
 from shadowrun.intercept.op_allowlist import Refused, check_arguments, operator_named
 from shadowrun.store import plain_json
-from shadowrun.studies.zoo.values import KINDS
+from shadowrun.studies.zoo.input_values import KINDS
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import torch
 
 from shadowrun.intercept.plan import Action, OpPlan, make_plan
-from shadowrun.studies.zoo import values
+from shadowrun.studies.zoo import input_values
 from shadowrun.studies.zoo.capture import tensors_in
-from shadowrun.studies.zoo.fills import described
 from shadowrun.studies.zoo.graph import Graph, Input, Node, Ref, Runner, from_json, refs_in, to_json
+from shadowrun.studies.zoo.infer_fill import described
 from shadowrun.studies.zoo.sources.isolated import Candidate, IsolatedCalls
 from shadowrun.studies.zoo.sources.source import RUNS, Collected, LeftOut, checked
 from shadowrun.torch_private import schema_of
@@ -107,11 +107,11 @@ def mine(
             count, n_programs = counts.get(key, (0, 0))
             counts[key] = count + n, n_programs + 1
         _forget(counts, _MAX_COUNTED)
-        found.note("program looked at", one.name)
+        found.count_step("program looked at", one.name)
 
     def skip(one: Candidate, why: str) -> None:
         skipped.add(one.name)
-        found.note("program looked at", one.name, why)
+        found.count_step("program looked at", one.name, why)
 
     def graph_and_patterns(one: Candidate) -> dict[str, Any]:
         full = [key for key, pattern in patterns.items() if len(pattern.graphs) == _FORMS]
@@ -124,7 +124,7 @@ def mine(
         for key, forms, name, graph in here["cut"]:
             if len(patterns[key].graphs) < _FORMS:
                 patterns[key].graphs.setdefault(forms, (name, graph))
-        found.note("program run", one.name)
+        found.count_step("program run", one.name)
 
     def progress(before: int) -> Callable[..., None]:
         total = 2 * len(usable)
@@ -156,7 +156,7 @@ def mine(
 
 
 def _leave_out(found: Collected, step: str, one: Candidate, why: str) -> None:
-    found.note(step, one.name, why)
+    found.count_step(step, one.name, why)
 
 
 def _forget(counts: _Counts, most: int) -> None:
@@ -286,7 +286,7 @@ class _Ran(_Wired):
         super().__init__(graph)
         self._n_bytes = 0
         self._keep(sum(math.prod(i.shape) * i.dtype.itemsize for i in graph.inputs))
-        self._inputs = values.make_all(graph.inputs)
+        self._inputs = input_values.make_inputs(graph.inputs)
         self._results: list[Any] = []
         self._described: dict[tuple[Ref, bool], Input] = {}
         # Where something is written to, the values that an input had before would be lost.

@@ -14,8 +14,8 @@ import torch
 from shadowrun import sim
 from shadowrun.platforms.device import resolve
 from shadowrun.sim.catalogue import CATALOGUE
-from shadowrun.studies.campaign.generate import Generator
 from shadowrun.studies.campaign.metamorphic import RELATIONS, Metamorphic
+from shadowrun.studies.campaign.recipe_generator import Generator
 from shadowrun.studies.campaign.tracing import Values, copied
 from shadowrun.studies.zoo.graph import Runner
 from tests.studies.campaign.validity import modules

@@ -227,7 +227,7 @@ def test_a_command_that_was_ended_goes_on_with_resume(zoo, capsys, number):
 
 def n_settled(path):
     with contextlib.suppress(DataFileError):
-        return sum(1 for shard in Folder.open(path).shards() for _ in CampaignStore.open(shard).settled())
+        return sum(1 for shard in Folder.open(path).shards() for _ in CampaignStore.open(shard).settled_targets())
     return 0
 
 

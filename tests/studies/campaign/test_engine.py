@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from shadowrun.errors import DataFileError, PlatformError
-from shadowrun.studies.campaign.combining import combine
+from shadowrun.studies.campaign.chunk_work import Chunk
+from shadowrun.studies.campaign.combine_stores import combine
 from shadowrun.studies.campaign.engine import Engine, Outcome, open_chunks
 from shadowrun.studies.campaign.folder import CHUNK, Folder, Settings
 from shadowrun.studies.campaign.store import CampaignStore
-from shadowrun.studies.campaign.work import Chunk
 from shadowrun.studies.shards import Shard
 from tests.studies.campaign.fake_worker import ENTRY, KNOBS
 
@@ -286,7 +286,7 @@ def wait_for(where, n, main):
 
 def n_settled(where):
     with contextlib.suppress(DataFileError), contextlib.closing(CampaignStore.open(where.shard(Shard()))) as store:
-        return sum(1 for _ in store.settled())
+        return sum(1 for _ in store.settled_targets())
     return 0
 
 

@@ -7,10 +7,10 @@ import torch
 
 from shadowrun.cli.main import main
 from shadowrun.settings import read_settings
-from shadowrun.studies.campaign.findings import Signature
 from shadowrun.studies.campaign.folder import Folder
 from shadowrun.studies.campaign.ledger import known_causes, new_lines
-from shadowrun.studies.campaign.reproduce import asked, hex_of
+from shadowrun.studies.campaign.reproduce import find_variant, hex_of
+from shadowrun.studies.campaign.root_causes import Signature
 from shadowrun.studies.campaign.store import CampaignStore
 from shadowrun.studies.campaign.summary import causes_of
 from shadowrun.studies.zoo.graph import Fill, Graph, Input, Node, Ref
@@ -82,7 +82,7 @@ def test_a_variant_is_run_again_by_number_identity_and_recipe(here, capsys):
     store, causes = found(here)
     number = causes["aten::mm"].first
     row = next(v for v in store.variants() if v.number == number)
-    assert asked(store, hex_of(row.identity)[:10]).number == number
+    assert find_variant(store, hex_of(row.identity)[:10]).number == number
     for text in (str(number), row.recipe):
         assert main(["campaign", "reproduce", "c", text, "--script"]) == 0
         said = capsys.readouterr().out

@@ -3,17 +3,17 @@ import torch
 
 from shadowrun import sim
 from shadowrun.platforms.device import resolve
-from shadowrun.studies.campaign.generate import Generator
 from shadowrun.studies.campaign.metamorphic import RELATIONS, Metamorphic
+from shadowrun.studies.campaign.recipe_generator import Generator
 from shadowrun.studies.zoo.graph import Graph, Input, Node, Ref, Runner
-from shadowrun.studies.zoo.values import make_all
+from shadowrun.studies.zoo.input_values import make_inputs
 from tests.studies.campaign.programs import PROGRAMS
 
 aten = torch.ops.aten
 
 
 def program(graph):
-    return lambda: Runner(graph)(make_all(graph.inputs))
+    return lambda: Runner(graph)(make_inputs(graph.inputs))
 
 
 @pytest.mark.parametrize("relation", RELATIONS)

@@ -5,15 +5,15 @@ import json
 import pytest
 import torch
 
-from shadowrun.studies.campaign.draft import Library
-from shadowrun.studies.campaign.draws import Draw
+from shadowrun.studies.campaign.counter_rng import CounterRng
 from shadowrun.studies.campaign.mutators import ALL, FAMILIES, MUTATORS
 from shadowrun.studies.campaign.mutators.sizes import regrouped
+from shadowrun.studies.campaign.program_draft import Library
 from shadowrun.studies.campaign.recipe import Mutation, Recipe
 from shadowrun.studies.campaign.tracing import Invalid
 from shadowrun.studies.campaign.variant import build, run
 from shadowrun.studies.zoo.graph import Fill, Graph, Input, Node, Ref, Runner
-from shadowrun.studies.zoo.values import make, make_all
+from shadowrun.studies.zoo.input_values import make_input, make_inputs
 from tests.studies.campaign.programs import BY_ID, CONV, EMBEDDING, MLP, POINTWISE, PROGRAMS, Program
 
 aten = torch.ops.aten
@@ -33,7 +33,7 @@ EDGES = Graph(
 
 
 def results(graph, seed=0):
-    return Runner(graph)(make_all(graph.inputs, seed))
+    return Runner(graph)(make_inputs(graph.inputs, seed))
 
 
 def names(graph):
@@ -51,7 +51,7 @@ def test_every_mutator_finds_something_that_runs(name):
     library = Library({**BY_ID, "bn": Program("bn", BATCH_NORM), "edges": Program("edges", EDGES)})
     for number in range(72):
         draft = library.draft(library.ids[number % 6])
-        params = mutator.propose(draft, Draw(name, number))
+        params = mutator.propose(draft, CounterRng(name, number))
         if params is None:
             continue
         assert json.loads(json.dumps(Recipe("0", (Mutation(name, params),)).to_json())), name
@@ -111,7 +111,7 @@ def test_weights_are_negated():
 
 def test_values_end_right_below_the_last_finite_result():
     draft = Library({"edges": Program("edges", EDGES)}).draft("edges")
-    found = {MUTATORS["edge"].propose(draft, Draw(n)) for n in range(20)} - {None}
+    found = {MUTATORS["edge"].propose(draft, CounterRng(n)) for n in range(20)} - {None}
     assert found == {(0, 0.99 * 88.6875, 88.6875)}  # exp(88.72) is the last: of the numbers that are tried, it is this
     x = results(MUTATORS["edge"].apply(draft, found.pop()).graph)[0]
     assert x.isfinite().all()
@@ -125,7 +125,7 @@ def test_values_end_right_below_the_last_finite_result():
 def test_the_edge_of_a_dtype(dtype):
     graph = Graph((Input("x", (3, 4), dtype),), (Node(aten.exp.default, (Ref(-1),)),), (Ref(0),))
     draft = Library({"exp": Program("exp", graph)}).draft("exp")
-    (found,) = {MUTATORS["edge"].propose(draft, Draw(n)) for n in range(20)} - {None}
+    (found,) = {MUTATORS["edge"].propose(draft, CounterRng(n)) for n in range(20)} - {None}
     (x,) = results(MUTATORS["edge"].apply(draft, found).graph)
     assert x.isfinite().all()
     assert x.max() > torch.finfo(dtype).max / 8
@@ -136,7 +136,7 @@ def test_the_edge_of_a_result_in_between():
         (Input("x", (3, 4)),), (Node(aten.mul.Scalar, (Ref(-1), 3.0)), Node(aten.cosh.default, (Ref(0),))), (Ref(1),)
     )
     draft = Library({"cosh": Program("cosh", graph)}).draft("cosh")
-    found = [p for n in range(40) if (p := MUTATORS["edge"].propose(draft, Draw(n))) and p[0] == 1]
+    found = [p for n in range(40) if (p := MUTATORS["edge"].propose(draft, CounterRng(n))) and p[0] == 1]
     assert found  # else of the product, by its input
     for params in found:
         made = MUTATORS["edge"].apply(draft, params).graph
@@ -153,7 +153,7 @@ def test_what_beta_zero_promises_not_to_read():
     draft = Library({"edges": Program("edges", EDGES)}).draft("edges")
     graph = MUTATORS["unread"].apply(draft, (1, "nan")).graph
     assert names(graph) == ["exp", "full_like", "sub.Tensor", "addmm"]
-    w = make_all(graph.inputs)[[i.name for i in graph.inputs].index("w")]
+    w = make_inputs(graph.inputs)[[i.name for i in graph.inputs].index("w")]
     torch.testing.assert_close(results(graph)[1], w @ w)
     for params in ((0, "nan"), (1, "0"), (2, "nan")):
         with pytest.raises(Invalid):
@@ -165,7 +165,7 @@ def test_what_decides_indices_is_left_alone():
     assert -1 in draft.pinned  # the ids
     assert 5 not in draft.pinned  # argmax is in range whatever its input
     for number in range(200):
-        params = MUTATORS["insert"].propose(draft, Draw(number))
+        params = MUTATORS["insert"].propose(draft, CounterRng(number))
         assert params[0] not in (-1, 6), params
 
 
@@ -220,13 +220,13 @@ def test_a_size_changes_in_inputs_and_calls():
 def test_indices_stay_below_a_table_that_got_smaller():
     graph = made(EMBEDDING_ID, ("size", 10, 8, "all")).graph
     assert graph.inputs[0].fill == Fill("integers", 0, 7)
-    assert make(graph.inputs[0]).max() <= 7
+    assert make_input(graph.inputs[0]).max() <= 7
 
 
 def test_a_batch_slice_has_the_values_of_the_batch():
     variant = made(CONV_ID, ("batch-slice", 2, 1))
     assert variant.execution.batch_slice == 1
-    x, part = make(CONV.inputs[0]), make(variant.graph.inputs[0])
+    x, part = make_input(CONV.inputs[0]), make_input(variant.graph.inputs[0])
     assert torch.equal(x[:1], part)
 
 
@@ -264,7 +264,7 @@ def test_another_rank_gives_the_same_values(shape):
 
 def test_a_broadcast_operand():
     graph = made(POINTWISE_ID, ("broadcast", 2, 1, 2, 1)).graph
-    x, y = make_all(POINTWISE.inputs)
+    x, y = make_inputs(POINTWISE.inputs)
     assert torch.equal(results(graph)[0], (torch.sigmoid(x * y) + 2 * x[:1]).clamp(-1, 1))
 
 
@@ -274,10 +274,10 @@ def test_another_dtype_everywhere():
 
 @pytest.mark.parametrize("params", [(0, (1, 8), 0), (0, (64, 2), 0), (0, (32, 1), 3), (0, (0, 1), 0)])
 def test_another_layout(params):
-    (x, *_) = make_all(made(MLP_ID, ("layout", *params)).graph.inputs)
+    (x, *_) = make_inputs(made(MLP_ID, ("layout", *params)).graph.inputs)
     assert (x.stride(), x.storage_offset()) == params[1:]
     if 0 not in params[1]:
-        assert torch.equal(x, make(MLP.inputs[0]))
+        assert torch.equal(x, make_input(MLP.inputs[0]))
 
 
 @pytest.mark.parametrize(
@@ -315,9 +315,9 @@ def test_out_forms_compute_the_same(kind):
 
 def test_exceptional_values_and_edges():
     graph = made(POINTWISE_ID, ("exceptional", 0, "nan")).graph
-    assert make(graph.inputs[0]).isnan().any()
+    assert make_input(graph.inputs[0]).isnan().any()
     graph = made(POINTWISE_ID, ("scale", 0, 126)).graph
-    assert make(graph.inputs[0]).abs().max() > 1e37
+    assert make_input(graph.inputs[0]).abs().max() > 1e37
     refused(("scale", 0, 4000))
     refused(("exceptional", 0, "largest"), match="in a sum")
 
@@ -327,7 +327,7 @@ CAST = Graph((Input("x", (6,)),), (Node(aten._to_copy.default, (Ref(-1),), (("dt
 
 def test_floats_that_become_integers_keep_their_values():
     draft = Library({"c": Program("c", CAST)}).draft("c")
-    assert MUTATORS["exceptional"].propose(draft, Draw(1)) is None
+    assert MUTATORS["exceptional"].propose(draft, CounterRng(1)) is None
     with pytest.raises(Invalid, match="no such floating input"):
         build(Recipe("c", (Mutation("exceptional", (0, "nan")),)), {"c": Program("c", CAST)})
     wide = Graph((Input("x", (6,), fill=Fill("normal", 0.0, 1e20)),), CAST.nodes, CAST.outputs)
@@ -376,11 +376,11 @@ def test_train_and_eval():
 
 def test_gradients_and_autocast():
     variant = made(MLP_ID, ("backward",), ("autocast", "bfloat16"))
-    *_, dw, db = run(variant.graph, variant.execution, make)
+    *_, dw, db = run(variant.graph, variant.execution, make_input)
     assert (dw.shape, db.shape) == ((32, 32), (32,))
     variant = made(POINTWISE_ID, ("backward",))
     assert all(i.requires_grad for i in variant.graph.inputs)
-    assert len(run(variant.graph, variant.execution, make)) == 3
+    assert len(run(variant.graph, variant.execution, make_input)) == 3
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import torch
 
 from shadowrun import sim
 from shadowrun.platforms.worker.client import WorkerDied
-from shadowrun.studies.campaign.findings import signature
 from shadowrun.studies.campaign.metamorphic import Metamorphic
 from shadowrun.studies.campaign.oracles import FIRED, from_mask
 from shadowrun.studies.campaign.recipe import Recipe
+from shadowrun.studies.campaign.root_causes import signature
 from shadowrun.studies.campaign.runner import REFERENCE, TARGET, RunnerSettings, VariantRunner
 from shadowrun.studies.campaign.variant import Execution, Variant
 from shadowrun.studies.zoo.graph import Fill, Graph, Input, Node, Ref

@@ -9,10 +9,10 @@ import torch
 
 from shadowrun.repro.script import ReproOptions
 from shadowrun.repro.snippet import MAX_LINES
-from shadowrun.studies.campaign.findings import signature
-from shadowrun.studies.campaign.generate import Generator
 from shadowrun.studies.campaign.metamorphic import EXPLANATIONS
 from shadowrun.studies.campaign.recipe import Mutation, Recipe
+from shadowrun.studies.campaign.recipe_generator import Generator
+from shadowrun.studies.campaign.root_causes import signature
 from shadowrun.studies.campaign.runner import RunnerSettings, VariantRunner
 from shadowrun.studies.campaign.scripts import Wanted, write_script
 from shadowrun.studies.campaign.variant import build

@@ -5,7 +5,7 @@ import sqlite3
 import pytest
 
 from shadowrun.errors import DataFileError
-from shadowrun.studies.campaign.combining import combine
+from shadowrun.studies.campaign.combine_stores import combine
 from shadowrun.studies.campaign.store import CampaignStore
 from shadowrun.studies.campaign.tables import CampaignInfo, Event, FindingRow, ResultRow, VariantRow
 
@@ -42,7 +42,7 @@ def test_what_is_written_is_read(tmp_path):
     assert bad.findings == (WRONG, WRONG)
     assert list(read.events()) == [Event(2, -1, 1, "crash", "signal 11 (SIGSEGV)", "")]
     assert read.sessions() == [("2026-01-01T00:00:00+00:00", 2, 3, 1.5, 2.5)]
-    assert dict(read.settled()) == {0: 2, 1: 2, 2: 2}
+    assert dict(read.settled_targets()) == {0: 2, 1: 2, 2: 2}
     assert read.counts() == {
         "variants": 3, "duplicates": 0, "invalid": 2, "ok": 1, "finding": 1, "unsupported": 0, "unverified": 0,
         "failed": 0, "findings": 2, "distinct findings": 1, "processes lost": 1,

@@ -7,9 +7,9 @@ import torch
 from torch._dynamo.utils import counters
 
 from shadowrun.studies.campaign import worker
-from shadowrun.studies.campaign.claims import Claims
 from shadowrun.studies.campaign.recipe import Recipe
 from shadowrun.studies.campaign.runner import RunnerSettings, VariantRunner
+from shadowrun.studies.campaign.seen_variants import SeenVariants
 from shadowrun.studies.campaign.variant import Execution, Variant
 from shadowrun.studies.zoo.graph import Graph, Input, Node, Ref
 from tests.studies.campaign.fake_worker import Finding, Result
@@ -25,7 +25,7 @@ class Ended(Exception):
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Runs variants on a compiled target; gives the kinds of its messages."""
-    Claims(tmp_path / "claims", 10).close()
+    SeenVariants(tmp_path / "claims", 10).close()
     settings = {"targets": ["cpu"], "compile": ["broken"], "claims": str(tmp_path / "claims"), "n_claims": 10}
 
     def run(*results):

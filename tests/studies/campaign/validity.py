@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from shadowrun.studies.campaign.generate import Generator
 from shadowrun.studies.campaign.mutators import ALL, MUTATORS
+from shadowrun.studies.campaign.recipe_generator import Generator
 from shadowrun.studies.campaign.tracing import Invalid, Values
 from shadowrun.studies.campaign.variant import build, run
 from shadowrun.studies.zoo.program import program_of, read_zoo

@@ -12,9 +12,9 @@ import shadowrun
 from shadowrun.errors import UsageError
 from shadowrun.recording.recording_file import read
 from shadowrun.report.document import render
+from shadowrun.studies.classes.classes_by_call import along_graph, by_operator
 from shadowrun.studies.classes.equivalence import classes_of, common_keys, letter, outputs_of
 from shadowrun.studies.classes.explain import claims, flag_clusters
-from shadowrun.studies.classes.graph import along_graph, by_operator
 from shadowrun.studies.classes.platforms import platforms_of, where
 from shadowrun.studies.classes.report import classes_document
 from shadowrun.studies.classes.samples import difference, ulp_difference

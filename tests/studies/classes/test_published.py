@@ -13,7 +13,7 @@ from shadowrun.errors import DataFileError, UsageError
 from shadowrun.recording.recording_file import read
 from shadowrun.studies.classes.equivalence import classes_of, outputs_of
 from shadowrun.studies.classes.explain import by_fact, flag_clusters, outliers
-from shadowrun.studies.classes.importer import read_published, save_published
+from shadowrun.studies.classes.import_published import read_published, save_published
 from shadowrun.studies.classes.platforms import find_recordings, load, platforms_of, where
 
 SHARED = Path(__file__).parents[3].parent / "shared" / "data" / "schloegl2023" / "recordings.jsonl.xz"

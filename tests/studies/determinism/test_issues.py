@@ -2,9 +2,8 @@
 
 from collections import Counter
 
-from shadowrun.studies.determinism.issues import determinism_issues
 from shadowrun.studies.determinism.processes import ProcessRun
-from shadowrun.studies.determinism.report import RUNS, THREADS, Determinism
+from shadowrun.studies.determinism.report import RUNS, THREADS, Determinism, determinism_issues
 from shadowrun.studies.determinism.stability import Stability
 
 

@@ -5,8 +5,8 @@ import torch
 
 import shadowrun
 from shadowrun.recording.recording_file import read
-from shadowrun.studies.diff.arguments import normalised
 from shadowrun.studies.diff.recordings import diff_recordings
+from shadowrun.studies.diff.values import normalised
 
 aten = torch.ops.aten
 X = torch.arange(24.0).view(2, 3, 4)

@@ -9,7 +9,7 @@ import pytest
 
 from shadowrun.cli.main import main
 from shadowrun.recording.recording_file import read
-from shadowrun.studies.diff.names import NameMap, RowRule
+from shadowrun.studies.diff.name_map import NameMap, RowRule
 from shadowrun.studies.diff.recordings import diff_recordings
 from tests import forked
 from tests.studies.diff.kit import Tape
@@ -85,6 +85,18 @@ def test_modules_of_one_engine_only_are_named(tmp_path, capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "modules of one recording only: h.0.mlp, h.1.mlp, h.10.mlp, …" in said
     assert "! no rows of h.*.mlp * could be compared: modules, dtypes or lengths differ" in said
+
+
+def test_a_name_that_no_module_has_is_a_warning(tmp_path, capsys):
+    """As where the two sides of a line are in the wrong order: the map had no effect, and nothing said so."""
+    made_of(tmp_path / "a.shadowrec", [5])
+    made_of(tmp_path / "b.shadowrec", [5], name="layers.{}.ff")
+    names = tmp_path / "names.toml"
+    names.write_text('[modules]\n"layers.*.ff" = "h.*.mlp"\n"h.*.mlp" = "layers.*.ff"\n', encoding="utf-8")
+    assert main(["diff", str(tmp_path / "a.shadowrec"), str(tmp_path / "b.shadowrec"), "--map", str(names)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "! --map: b.shadowrec has no module 'h.*.mlp'; its names come first in a line" in said
+    assert "no module 'layers" not in said
 
 
 def test_a_rule_without_rows_is_a_warning_and_fails_the_gate(tmp_path, capsys):

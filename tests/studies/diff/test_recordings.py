@@ -10,7 +10,7 @@ import pytest
 
 from shadowrun.cli.main import main
 from shadowrun.studies.diff.align import align, family, renamed
-from shadowrun.studies.diff.names import NameMap, RowRule
+from shadowrun.studies.diff.name_map import NameMap, RowRule
 from shadowrun.studies.diff.plots import precision_figure
 from shadowrun.studies.diff.recordings import FAIL_ON, diff_recordings
 from shadowrun.studies.diff.rounding import Rounding

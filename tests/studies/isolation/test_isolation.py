@@ -12,7 +12,7 @@ import pytest
 
 from shadowrun.errors import PlatformError
 from shadowrun.studies.isolation.pool import FailureKind, Limits, Pool, RemainingTask
-from shadowrun.studies.isolation.step import StepReader, StepWriter, new_page, processor_seconds
+from shadowrun.studies.isolation.worker_progress import StepReader, StepWriter, new_page, processor_seconds
 
 LIMITS = Limits(60.0, 1 << 30)
 ENTRY = "tests.studies.isolation.hostile:start"

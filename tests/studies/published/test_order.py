@@ -9,8 +9,7 @@ import torch
 
 from shadowrun.cli.main import main
 from shadowrun.studies.published.mask_probe import DTYPES, MaskProbe, SumKernel, orders
-from shadowrun.studies.published.sum_kernels import KERNELS, kernel_of
-from shadowrun.studies.published.summation_order import probe_platform
+from shadowrun.studies.published.summation_order import KERNELS, kernel_of, probe_platform
 from shadowrun.studies.published.summation_tree import Contradiction, SummationTree, build_tree
 
 

@@ -16,8 +16,8 @@ from shadowrun.errors import DataFileError
 from shadowrun.platforms import resolve
 from shadowrun.studies.slowdown import measuring
 from shadowrun.studies.slowdown.calls import Call, read_mix
-from shadowrun.studies.slowdown.issues import FAIL_ON, slowdown_issues
 from shadowrun.studies.slowdown.measuring import Spread, TimedCall, measure
+from shadowrun.studies.slowdown.report import FAIL_ON, slowdown_issues
 from shadowrun.studies.slowdown.table import Slowdown
 
 

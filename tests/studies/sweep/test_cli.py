@@ -242,3 +242,10 @@ def test_operators_that_depend_on_the_batch_are_told(capsys, monkeypatch, empty_
     monkeypatch.setattr(pool.Pool, "run", one_case)
     assert main(["sweep", "--target", "cpu", "--ops", "bmm", "--parts", "slice", "--jobs", "1"]) == 0
     assert "not batch-invariant, which is no failure: 1 operators (aten::bmm)" in capsys.readouterr().out
+
+
+def test_a_clean_simulated_device_has_backward_passes(capsys):
+    """Without `--preset`, which names it, the device was none that torch counts as an accelerator."""
+    few = ["--ops", "add", "--samples", "1", "--dtypes", "float32", "--parts", "backward", "--jobs", "1"]
+    assert main(["sweep", "--target", "sim", *few]) == 0
+    assert "1 of 1 operators full" in capsys.readouterr().out

@@ -4,7 +4,7 @@ import pytest
 
 from shadowrun.studies.isolation import pool
 from shadowrun.studies.isolation.pool import Limits, Pool
-from shadowrun.studies.isolation.step import Step
+from shadowrun.studies.isolation.worker_progress import Step
 from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part, Task
 from shadowrun.studies.sweep.coverage_file import CoverageFile
 from shadowrun.studies.sweep.sweeping import ALL, SweepRequest, SweepWork, _info, _remaining

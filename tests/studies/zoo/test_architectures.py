@@ -5,12 +5,12 @@ import pytest
 pytest.importorskip("transformers")
 
 from shadowrun.studies.isolation.pool import FailureKind, WorkerFailure
-from shadowrun.studies.isolation.step import Step
+from shadowrun.studies.isolation.worker_progress import Step
 from shadowrun.studies.zoo.graph import Runner, from_json
+from shadowrun.studies.zoo.input_values import make_inputs
 from shadowrun.studies.zoo.sources import architectures
-from shadowrun.studies.zoo.sources.scaled_config import VOCABULARY, scaled
+from shadowrun.studies.zoo.sources.scaled_models import VOCABULARY, scaled
 from shadowrun.studies.zoo.sources.source import Collected
-from shadowrun.studies.zoo.values import make_all
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -55,7 +55,7 @@ def test_a_training_step_trains(gpt2):
     step = from_json(
         next(line["graph"] for line in gpt2 if line.get("program", "").endswith("step") and "graph" in line)
     )
-    inputs = make_all(step.inputs)
+    inputs = make_inputs(step.inputs)
     runner = Runner(step)
     losses = [float(runner(inputs)[0].detach()) for _ in range(6)]  # it writes to its parameters
     assert losses[-1] < losses[0]
@@ -63,7 +63,9 @@ def test_a_training_step_trains(gpt2):
 
 def test_a_forward_pass_has_gradients(gpt2):
     forward = from_json(next(line["graph"] for line in gpt2 if "graph" in line))
-    inputs = [t.requires_grad_(i.requires_grad) for t, i in zip(make_all(forward.inputs), forward.inputs, strict=True)]
+    inputs = [
+        t.requires_grad_(i.requires_grad) for t, i in zip(make_inputs(forward.inputs), forward.inputs, strict=True)
+    ]
     sum(t.sum() for t in Runner(forward)(inputs) if t.is_floating_point()).backward()
     assert all(t.grad is not None for t, i in zip(inputs, forward.inputs, strict=True) if i.role == "parameter")
 

@@ -4,8 +4,8 @@ import torch
 import shadowrun
 from shadowrun.errors import DataFileError
 from shadowrun.studies.zoo.graph import DEVICE, Runner
+from shadowrun.studies.zoo.input_values import make_inputs
 from shadowrun.studies.zoo.sources.call_lists import collect_run, collect_traces
-from shadowrun.studies.zoo.values import make_all
 
 GROUPED = """Operator: aten.add.Tensor
 cnt: 3, ((T([4, 5], f32), T([5], f32)), {'alpha': 2})
@@ -39,7 +39,7 @@ def test_calls_of_a_trace_are_programs(tmp_path):
     assert (strided.inputs[0].dtype, strided.inputs[0].strides) == (torch.float16, (1, 4))
     assert dict(zeros.nodes[0].kwargs)["device"] is DEVICE
     for program in found.programs:
-        assert isinstance(Runner(program.graph)(make_all(program.graph.inputs))[0], torch.Tensor)
+        assert isinstance(Runner(program.graph)(make_inputs(program.graph.inputs))[0], torch.Tensor)
     assert len(collected(tmp_path, GROUPED, lambda name: "zeros" in name).programs) == 1
 
 

@@ -6,9 +6,9 @@ from torch import nn
 
 from shadowrun.platforms.torchplatform import set_mkldnn_enabled
 from shadowrun.studies.zoo.capture import NotCapturable, Recorder, capture, fill_with_generated, named_tensors
-from shadowrun.studies.zoo.fills import fitted
 from shadowrun.studies.zoo.graph import DEVICE, Fill, Graph, Input, Node, Ref, Runner
-from shadowrun.studies.zoo.values import make, make_all
+from shadowrun.studies.zoo.infer_fill import fitted
+from shadowrun.studies.zoo.input_values import make_input, make_inputs
 
 aten = torch.ops.aten
 INF = float("inf")
@@ -27,7 +27,7 @@ def same_as_recorded(function, *args):
     graph = recorder.graph(flat)
     set_mkldnn_enabled(False)
     try:
-        again = Runner(graph)(make_all(graph.inputs))
+        again = Runner(graph)(make_inputs(graph.inputs))
     finally:
         set_mkldnn_enabled(True)
     return all(torch.equal(a, b) for a, b in zip(flat, again, strict=True))
@@ -87,9 +87,9 @@ def test_gradients_flow_where_the_program_has_them_and_not_behind_a_detach():
     x, w = torch.randn(3, 3), torch.randn(3, 3, requires_grad=True)
     graph = capture(program, x, w)
     assert names(graph).count("aten::detach") == 1
-    inputs = [make(i).requires_grad_() for i in graph.inputs]
+    inputs = [make_input(i).requires_grad_() for i in graph.inputs]
     Runner(graph)(inputs)[0].sum().backward()
-    a, b = (make(i).requires_grad_() for i in graph.inputs)
+    a, b = (make_input(i).requires_grad_() for i in graph.inputs)
     program(a, b).sum().backward()
     assert torch.equal(inputs[1].grad, b.grad)
 
@@ -103,7 +103,7 @@ def test_what_is_drawn_becomes_an_input():
     graph = capture(program, torch.zeros(4))
     assert {i.name: i.fill.kind for i in graph.inputs if i.name.startswith("random")}.keys() >= {"random.0", "random.1"}
     assert not any(torch.Tag.nondeterministic_seeded in n.op.tags for n in graph.nodes)
-    inputs = make_all(graph.inputs)
+    inputs = make_inputs(graph.inputs)
     one, other = (Runner(graph)([t.clone() for t in inputs]) for _ in range(2))
     assert torch.equal(one[0], other[0])
 
@@ -160,7 +160,7 @@ def test_an_exception_of_the_program_is_its_own_and_modules_are_left_as_they_wer
 )
 def test_fills_are_fitted_to_what_was_seen(t, fill):
     assert fitted(t) == fill
-    made = make(Input("x", tuple(t.shape), t.dtype, fill))
+    made = make_input(Input("x", tuple(t.shape), t.dtype, fill))
     if fill.kind in ("constant", "arange", "triangle"):
         assert torch.equal(made, t)
     assert torch.isfinite(made[torch.isfinite(made)]).all()

@@ -9,9 +9,9 @@ import torch
 from shadowrun.cli.main import main
 from shadowrun.errors import DataFileError
 from shadowrun.studies.zoo.graph import Fill, Runner
+from shadowrun.studies.zoo.input_values import make_inputs
 from shadowrun.studies.zoo.sources.exported import collect_exported
 from shadowrun.studies.zoo.sources.graph_folders import collect_folders
-from shadowrun.studies.zoo.values import make_all
 
 MODEL = '''\
 import torch
@@ -137,7 +137,7 @@ def test_a_folder_becomes_the_operators_that_reach_the_kernels(tmp_path):
     assert by_name["L_self_modules_fc_parameters_bias_"].fill == Fill("constant", 0.0)
     assert by_name["L_self_buffers_running_var_"].fill == Fill("uniform", 0.5, 1.5)
     assert by_name["L_ids_"].fill.kind == "integers"
-    shapes = [tuple(t.shape) for t in Runner(program.graph)(make_all(program.graph.inputs))]
+    shapes = [tuple(t.shape) for t in Runner(program.graph)(make_inputs(program.graph.inputs))]
     assert (2, 2, 2) in shapes
     assert (3,) in shapes
 
@@ -256,7 +256,7 @@ def test_an_exported_program(archive, tmp_path, monkeypatch, capsys):
     assert [i.name for i in program.graph.inputs if i.role == "parameter"] == [
         "fc.weight", "fc.bias", "norm.weight", "norm.bias",
     ]  # fmt: skip
-    results = Runner(program.graph)(make_all(program.graph.inputs))
+    results = Runner(program.graph)(make_inputs(program.graph.inputs))
     assert [tuple(t.shape) for t in results] == [(3, 4), (2,), (3, 2)]
     monkeypatch.chdir(tmp_path)
     assert main(["zoo", "add", "exported", str(archive)]) == 0

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shadowrun.studies.zoo.graph import DEVICE, Fill, Graph, Input, Node, Ref, Runner, from_json, to_json
-from shadowrun.studies.zoo.values import EXCEPTIONAL, make, make_all
+from shadowrun.studies.zoo.input_values import EXCEPTIONAL, make_input, make_inputs
 
 aten = torch.ops.aten
 X, W = Input("x", (2, 3)), Input("w", (3, 4), role="parameter", requires_grad=True)
@@ -17,7 +17,7 @@ MLP = Graph((X, W), (Node(MM, (Ref(-1), Ref(-2)), module="net.0"), Node(RELU, (R
 
 
 def test_a_graph_runs_as_its_calls_do():
-    x, w = make_all(MLP.inputs)
+    x, w = make_inputs(MLP.inputs)
     (out,) = Runner(MLP)([x, w])
     assert torch.equal(out, torch.relu(x @ w))
 
@@ -30,13 +30,13 @@ def test_lists_several_results_and_the_device_of_the_run():
         Node(ADD, (Ref(1), Ref(2)), (("alpha", 2),)),
     )
     graph = Graph((X,), nodes, (Ref(3),))
-    (x,) = make_all(graph.inputs)
+    (x,) = make_inputs(graph.inputs)
     (out,) = Runner(from_json(json.loads(json.dumps(to_json(graph)))))([x])
     assert torch.equal(out, torch.cat([x[:, 2:], x[:, :1]], 1) + 2 * torch.arange(2))
 
 
 def test_gradients_flow():
-    x, w = make_all(MLP.inputs)
+    x, w = make_inputs(MLP.inputs)
     w.requires_grad_()
     Runner(MLP)([x, w])[0].sum().backward()
     assert w.grad is not None
@@ -121,41 +121,41 @@ def test_dead_code_goes():
 
 def test_values_are_the_same_everywhere():
     # Golden bits: computed once; every machine, ISA and version of torch must give them.
-    x = make(Input("x", (4,)), 7)
+    x = make_input(Input("x", (4,)), 7)
     assert [v.hex() for v in x.double().tolist()] == GOLDEN
-    assert make(Input("i", (5,), torch.int64, Fill("integers", 0, 9))).tolist() == [8, 8, 5, 6, 6]
+    assert make_input(Input("i", (5,), torch.int64, Fill("integers", 0, 9))).tolist() == [8, 8, 5, 6, 6]
 
 
 @given(st.sampled_from(["normal", "uniform", *EXCEPTIONAL]), st.integers(0, 3), st.integers(0, 9))
 @settings(deadline=None, max_examples=40)
 def test_values_depend_on_name_and_seed_only(kind, n_dims, seed):
     one = Input("x", (3,) * n_dims, fill=Fill(kind))
-    assert torch.equal(make(one, seed).nan_to_num(9), make(copy.copy(one), seed).nan_to_num(9))
+    assert torch.equal(make_input(one, seed).nan_to_num(9), make_input(copy.copy(one), seed).nan_to_num(9))
     transposed = Input("x", (3,) * n_dims, fill=Fill(kind), strides=tuple(3**k for k in range(n_dims)), offset=2)
-    laid = make(transposed, seed)
-    assert torch.equal(make(one, seed).nan_to_num(9), laid.nan_to_num(9))
+    laid = make_input(transposed, seed)
+    assert torch.equal(make_input(one, seed).nan_to_num(9), laid.nan_to_num(9))
     assert laid.storage_offset() == 2
 
 
 def test_normal_values_are_roughly_normal():
-    x = make(Input("big", (100_000,), torch.float64, Fill("normal", 1.0, 2.0)))
+    x = make_input(Input("big", (100_000,), torch.float64, Fill("normal", 1.0, 2.0)))
     assert abs(x.mean() - 1) < 0.03
     assert abs(x.std() - 2) < 0.03
 
 
 def test_expanded_inputs_have_one_element_in_several_places():
-    x = make(Input("x", (3, 4), strides=(0, 1)))
+    x = make_input(Input("x", (3, 4), strides=(0, 1)))
     assert torch.equal(x[0], x[1])
     assert x.stride() == (0, 1)
 
 
 def test_exceptional_values_are_there():
     for kind, test in (("nan", torch.isnan), ("infinities", torch.isinf), ("largest", lambda t: t.abs() > 1e38)):
-        assert test(make(Input("x", (100,), fill=Fill(kind)))).any(), kind
-    tiny = make(Input("x", (100,), fill=Fill("subnormals")))
+        assert test(make_input(Input("x", (100,), fill=Fill(kind)))).any(), kind
+    tiny = make_input(Input("x", (100,), fill=Fill("subnormals")))
     assert ((tiny != 0) & (tiny.abs() < torch.finfo(torch.float32).smallest_normal)).any()
 
 
 def test_an_unknown_kind_of_values_is_named():
     with pytest.raises(ValueError, match="unknown kind 'zipf'"):
-        make(Input("x", (1,), fill=Fill("zipf")))
+        make_input(Input("x", (1,), fill=Fill("zipf")))

@@ -1,8 +1,8 @@
 import torch
 
 from shadowrun.studies.zoo.graph import Runner
+from shadowrun.studies.zoo.input_values import make_inputs
 from shadowrun.studies.zoo.sources import modules
-from shadowrun.studies.zoo.values import make_all
 
 
 def test_modules_of_torchs_database_are_programs():
@@ -11,7 +11,7 @@ def test_modules_of_torchs_database_are_programs():
     assert torch.equal(before, torch.get_rng_state())
     assert {p.name.split()[0] for p in found.programs} == {"nn.Linear", "nn.GroupNorm", "nn.LazyConv1d"}
     for program in found.programs:
-        assert all(torch.isfinite(t).all() for t in Runner(program.graph)(make_all(program.graph.inputs)))
+        assert all(torch.isfinite(t).all() for t in Runner(program.graph)(make_inputs(program.graph.inputs)))
     stages = {s.name: s for s in found.stages}
     assert stages["runs on generated values"].n_out == len(found.programs)
     for stage in found.stages:

@@ -1,8 +1,8 @@
 import torch
 
 from shadowrun.studies.zoo.graph import Runner
+from shadowrun.studies.zoo.input_values import make_inputs
 from shadowrun.studies.zoo.sources import operators
-from shadowrun.studies.zoo.values import make_all
 
 NAMES = (
     "kthvalue",
@@ -26,7 +26,7 @@ def test_operators_of_torchs_database_are_programs_with_their_gradients():
     assert not any("bernoulli" in name for name in names)
     assert called["native_dropout 0.25"] == ["aten::native_dropout", "aten::zeros_like"]
     for program in found.programs:
-        Runner(program.graph)(make_all(program.graph.inputs))
+        Runner(program.graph)(make_inputs(program.graph.inputs))
     stages = {s.name: s for s in found.stages}
     assert stages["captured"].n_in == stages["captured"].n_out + len(stages["captured"].left_out)
     left_out = {name.partition(" ")[0] for name, _ in stages["captured"].left_out}

@@ -3,8 +3,8 @@
 import torch
 
 from shadowrun.studies.zoo.graph import Runner
+from shadowrun.studies.zoo.input_values import make_inputs
 from shadowrun.studies.zoo.sources import modules, optimizers
-from shadowrun.studies.zoo.values import make_all
 
 
 def test_steps_of_optimizers_are_programs_with_lists_and_without():
@@ -16,7 +16,7 @@ def test_steps_of_optimizers_are_programs_with_lists_and_without():
     assert "aten::_foreach_addcdiv_.ScalarList" in {n.name for n in lists.nodes}
     assert not any("_foreach" in n.name for n in single.nodes)
     # Both compute the same.
-    for a, b in zip(*(Runner(g)(make_all(g.inputs)) for g in (lists, single)), strict=True):
+    for a, b in zip(*(Runner(g)(make_inputs(g.inputs)) for g in (lists, single)), strict=True):
         torch.testing.assert_close(a, b)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shadowrun.studies.zoo.graph import Fill, Input
-from shadowrun.studies.zoo.values import KINDS, make
+from shadowrun.studies.zoo.input_values import KINDS, make_input
 
 FILLS = [Fill(kind, 0.25, 2.0) for kind in KINDS]
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64)
@@ -21,7 +21,7 @@ def digest():
     found = hashlib.sha256()
     for fill in FILLS:
         for dtype in DTYPES:
-            t = make(Input(f"layers.0.{fill.kind}", (5, 37), dtype, fill), 3)
+            t = make_input(Input(f"layers.0.{fill.kind}", (5, 37), dtype, fill), 3)
             found.update(t.contiguous().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()[:16]
 

@@ -5,8 +5,8 @@ from torch import nn
 from shadowrun.studies.zoo import subgraphs
 from shadowrun.studies.zoo.capture import capture_generated
 from shadowrun.studies.zoo.graph import Runner
+from shadowrun.studies.zoo.input_values import make_inputs
 from shadowrun.studies.zoo.program import program_of, unique
-from shadowrun.studies.zoo.values import make_all
 
 
 def program(name, function, *args):
@@ -47,7 +47,7 @@ def test_each_runs_and_its_inputs_have_the_kind_of_values_that_were_there(found)
     _, collected = found
     assert {s.name: s for s in collected.stages}["runs on generated values"].left_out == ()
     for p in collected.programs:
-        assert all(torch.isfinite(t).all() for t in Runner(p.graph)(make_all(p.graph.inputs)))
+        assert all(torch.isfinite(t).all() for t in Runner(p.graph)(make_inputs(p.graph.inputs)))
     (scatter,) = (p for p in collected.programs if p.name == "index_add_")
     assert [i.fill.b for i in scatter.graph.inputs if i.dtype is torch.int64] == [3.0]
     assert not scatter.graph.inputs[0].requires_grad  # it is written

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from shadowrun.studies.campaign.mutators import arguments, execution, structure, tensors, values, written
+from shadowrun.studies.campaign.mutators import arguments, execution, inplace_and_out, structure, tensors, values
 
 if TYPE_CHECKING:
     from shadowrun.studies.campaign.mutators.mutator import Mutator
@@ -28,8 +28,8 @@ _KNOWN: Final[tuple[Mutator, ...]] = (
     tensors.Broadcast(),
     tensors.Dtype(),
     tensors.Layout(),
-    written.InPlace(),
-    written.Out(),
+    inplace_and_out.InPlace(),
+    inplace_and_out.Out(),
     values.Exceptional(),
     values.Scale(),
     values.Edge(),

@@ -18,8 +18,8 @@ from shadowrun.torch_private import schema_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shadowrun.studies.campaign.draft import Draft
-    from shadowrun.studies.campaign.draws import Draw
+    from shadowrun.studies.campaign.counter_rng import CounterRng
+    from shadowrun.studies.campaign.program_draft import Draft
     from shadowrun.studies.campaign.recipe import Params
 
 __all__ = ["Argument", "Unread", "with_argument"]
@@ -37,18 +37,18 @@ class Argument:
     family = "arguments"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Call, name of the argument, and value."""
         places = [(at, i) for at, i in _places(draft) if at not in draft.pinned]
         if not places:
             return None
-        at, i = draw.choice(places)
+        at, i = rng.choice(places)
         node = draft.graph.nodes[at]
         argument = schema_of(node.op).arguments[i]
         old = _given(node, i)
         first = next(refs_in(node.args), None)
         x = draft.trace.value(first) if first is not None else None
-        new = _RULES[argument.name](draw, old, x if isinstance(x, torch.Tensor) else None)
+        new = _RULES[argument.name](rng, old, x if isinstance(x, torch.Tensor) else None)
         return None if new is _NONE or _plain(new) == old else (at, argument.name, new)
 
     def apply(self, draft: Draft, params: Params) -> Draft:
@@ -70,10 +70,10 @@ class Unread:
     family = "arguments"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Call, and value."""
         calls = [at for at, node in enumerate(draft.graph.nodes) if self._may(draft, node)]
-        return (draw.choice(calls), draw.choice(("nan", "inf", "-inf"))) if calls else None
+        return (rng.choice(calls), rng.choice(("nan", "inf", "-inf"))) if calls else None
 
     @staticmethod
     def _may(draft: Draft, node: Node) -> bool:
@@ -151,66 +151,66 @@ def with_argument(node: Node, name: str, value: Any) -> Node:
 _NONE: Final = object()
 
 
-def _one_of(*values: Any) -> Callable[[Draw, Any, torch.Tensor | None], Any]:
-    return lambda draw, _old, _x: draw.choice(values)
+def _one_of(*values: Any) -> Callable[[CounterRng, Any, torch.Tensor | None], Any]:
+    return lambda rng, _old, _x: rng.choice(values)
 
 
-def _flag(_: Draw, old: Any, __: torch.Tensor | None) -> Any:
+def _flag(_: CounterRng, old: Any, __: torch.Tensor | None) -> Any:
     return not old if type(old) is bool else _NONE
 
 
-def _dim(draw: Draw, old: Any, x: torch.Tensor | None) -> Any:
+def _dim(rng: CounterRng, old: Any, x: torch.Tensor | None) -> Any:
     """A dimension from either end, or several."""
     rank = x.dim() if x is not None else 0
     if not rank or old is None:
         return _NONE
     if type(old) is tuple:
-        chosen = draw.shuffled(range(rank))[: 1 + draw.below(rank)]
-        return tuple(d - rank if draw.chance(0.3) else d for d in chosen)
-    return draw.below(2 * rank) - rank
+        chosen = rng.shuffled(range(rank))[: 1 + rng.below(rank)]
+        return tuple(d - rank if rng.chance(0.3) else d for d in chosen)
+    return rng.below(2 * rank) - rank
 
 
-def _permutation(draw: Draw, old: Any, x: torch.Tensor | None) -> Any:
+def _permutation(rng: CounterRng, old: Any, x: torch.Tensor | None) -> Any:
     """Dimensions in another order; of `flip`, some of them."""
     if x is None or not x.dim() or type(old) is not tuple:
         return _NONE
-    order = draw.shuffled(range(x.dim()))
-    return tuple(order if len(old) == x.dim() else order[: 1 + draw.below(x.dim())])
+    order = rng.shuffled(range(x.dim()))
+    return tuple(order if len(old) == x.dim() else order[: 1 + rng.below(x.dim())])
 
 
-def _each(*values: int) -> Callable[[Draw, Any, torch.Tensor | None], Any]:
+def _each(*values: int) -> Callable[[CounterRng, Any, torch.Tensor | None], Any]:
     """A number for each dimension, or one for all."""
 
-    def rule(draw: Draw, old: Any, _: torch.Tensor | None) -> Any:
+    def rule(rng: CounterRng, old: Any, _: torch.Tensor | None) -> Any:
         if type(old) is not tuple:
-            return draw.choice(values) if type(old) is int else _NONE
-        if draw.chance(0.5):
-            return (draw.choice(values),) * len(old)
-        return tuple(draw.choice(values) for _ in old)
+            return rng.choice(values) if type(old) is int else _NONE
+        if rng.chance(0.5):
+            return (rng.choice(values),) * len(old)
+        return tuple(rng.choice(values) for _ in old)
 
     return rule
 
 
-def _scalar(*values: float) -> Callable[[Draw, Any, torch.Tensor | None], Any]:
+def _scalar(*values: float) -> Callable[[CounterRng, Any, torch.Tensor | None], Any]:
     """A number; a whole one where the call has integers."""
 
-    def rule(draw: Draw, old: Any, x: torch.Tensor | None) -> Any:
+    def rule(rng: CounterRng, old: Any, x: torch.Tensor | None) -> Any:
         if old is None or type(old) is bool or (x is not None and x.dtype is torch.bool):
             return _NONE
-        value = draw.choice(values)
+        value = rng.choice(values)
         return value if x is None or x.is_floating_point() else max(1, round(value))
 
     return rule
 
 
-def _bound(draw: Draw, _: Any, x: torch.Tensor | None) -> Any:
+def _bound(rng: CounterRng, _: Any, x: torch.Tensor | None) -> Any:
     if x is None or x.dtype is torch.bool:
         return _NONE
     values = (-2.0, -0.5, 0.0, 0.25, 1.0, 6.0) if x.is_floating_point() else (-3, 0, 1, 5)
-    return draw.choice(values)
+    return rng.choice(values)
 
 
-def _sizes(draw: Draw, old: Any, x: torch.Tensor | None) -> Any:
+def _sizes(rng: CounterRng, old: Any, x: torch.Tensor | None) -> Any:
     """Another shape of as many elements."""
     if x is None or type(old) is not tuple or not x.numel() or not all(type(n) is int for n in old):
         return _NONE
@@ -221,42 +221,42 @@ def _sizes(draw: Draw, old: Any, x: torch.Tensor | None) -> Any:
     if total != x.numel():
         return _NONE  # an `expand`, or a new tensor
     shape = [total]
-    for _ in range(draw.below(4)):
-        k = draw.below(len(shape))
+    for _ in range(rng.below(4)):
+        k = rng.below(len(shape))
         factors = [f for f in (1, 2, 3, 4, 5, 7, 8) if shape[k] % f == 0]
-        f = draw.choice(factors)
+        f = rng.choice(factors)
         shape[k : k + 1] = [f, shape[k] // f]
     return tuple(shape)
 
 
-def _dtype(draw: Draw, old: Any, _: torch.Tensor | None) -> Any:
+def _dtype(rng: CounterRng, old: Any, _: torch.Tensor | None) -> Any:
     if not isinstance(old, torch.dtype) or not old.is_floating_point:
         return _NONE
-    return ("dtype", draw.choice(_FLOATS))
+    return ("dtype", rng.choice(_FLOATS))
 
 
-def _format(draw: Draw, _: Any, x: torch.Tensor | None) -> Any:
-    return ("format", draw.choice(_FORMATS)) if x is not None and x.dim() == 4 else _NONE
+def _format(rng: CounterRng, _: Any, x: torch.Tensor | None) -> Any:
+    return ("format", rng.choice(_FORMATS)) if x is not None and x.dim() == 4 else _NONE
 
 
-def _count(draw: Draw, old: Any, _: torch.Tensor | None) -> Any:
-    return max(1, old + draw.below(5) - 2) if type(old) is int else _NONE
+def _count(rng: CounterRng, old: Any, _: torch.Tensor | None) -> Any:
+    return max(1, old + rng.below(5) - 2) if type(old) is int else _NONE
 
 
-def _place(draw: Draw, old: Any, _: torch.Tensor | None) -> Any:
+def _place(rng: CounterRng, old: Any, _: torch.Tensor | None) -> Any:
     """A start, end or index, counted from either end."""
     if type(old) is not int and old is not None:
         return _NONE
-    return draw.below(9) - 4
+    return rng.below(9) - 4
 
 
-def _split_sizes(draw: Draw, old: Any, _: torch.Tensor | None) -> Any:
-    return tuple(draw.shuffled(old)) if type(old) is tuple else _NONE
+def _split_sizes(rng: CounterRng, old: Any, _: torch.Tensor | None) -> Any:
+    return tuple(rng.shuffled(old)) if type(old) is tuple else _NONE
 
 
 _EPS: Final = _scalar(1e-3, 1e-5, 1e-6, 1e-8, 1e-12, 0.1, 1.0)
 # By name of the argument. What may be divided by is in `_checked`.
-_RULES: Final[dict[str, Callable[[Draw, Any, torch.Tensor | None], Any]]] = {
+_RULES: Final[dict[str, Callable[[CounterRng, Any, torch.Tensor | None], Any]]] = {
     # Dimensions and places
     **dict.fromkeys(("dim", "dim0", "dim1", "dim2", "axis"), _dim),
     "dims": _permutation,

@@ -13,8 +13,8 @@ from shadowrun.studies.zoo.graph import Graph, Ref
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
-    from shadowrun.studies.campaign.draft import Draft
-    from shadowrun.studies.campaign.draws import Draw
+    from shadowrun.studies.campaign.counter_rng import CounterRng
+    from shadowrun.studies.campaign.program_draft import Draft
     from shadowrun.studies.campaign.recipe import Params
     from shadowrun.studies.zoo.graph import Node
 
@@ -31,14 +31,16 @@ class Backward:
     family = "execution"
     exceptional = False
 
-    def propose(self, draft: Draft, _: Draw) -> Params | None:
+    def propose(self, draft: Draft, _: CounterRng) -> Params | None:
         """Nothing to choose."""
         return None if draft.execution.backward else ()
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Compute them; of all floating inputs, where the program names none."""
+        # Params may come from anyone: another number of them raises here.
         () = params
         graph = draft.graph
+        # A program that was captured without gradients names no input that requires one.
         if not any(i.requires_grad for i in graph.inputs):
             inputs = tuple(replace(i, requires_grad=i.dtype.is_floating_point) for i in graph.inputs)
             graph = Graph(inputs, graph.nodes, graph.outputs)
@@ -54,9 +56,9 @@ class Autocast:
 
     DTYPES = ("bfloat16", "float16")
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """The dtype."""
-        return None if draft.execution.autocast else (draw.choice(self.DTYPES),)
+        return None if draft.execution.autocast else (rng.choice(self.DTYPES),)
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Run under it."""
@@ -73,19 +75,20 @@ class BatchSlice:
     family = "execution"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Size of the batch, and items that stay."""
         # Inputs of one first size only: with several, it is not known which is the batch.
         sizes = {i.shape[0] for i in draft.graph.inputs if i.role == "input" and i.shape}
         if len(sizes) != 1 or (n := sizes.pop()) < 2 or not sizes_can_change(draft.graph):
             return None
-        return (n, 1 + draw.below(n - 1))
+        return (n, 1 + rng.below(n - 1))
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Leave the others out."""
         n, kept = params
         if not (type(n) is int and type(kept) is int and 0 < kept < n):
             raise Invalid("no part of a batch")
+        # Run at once: sizes that the calls were captured with follow from the batch.
         known = resized(draft.trace, n, kept, BATCH, draft.library.values)
         return draft.traced(known, replace(draft.execution, batch_slice=kept))
 
@@ -101,10 +104,10 @@ class Train:
     family = "execution"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Whether it trains."""
         found = [n for n in draft.graph.nodes if _switch_of(n) or info(n.op).base in _DROPPED]
-        return (draw.below(2),) if found else None
+        return (rng.below(2),) if found else None
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Switch all calls."""
@@ -116,6 +119,7 @@ class Train:
             nodes.append(with_argument(node, name, bool(on)) if name else node)
         graph = Graph(graph.inputs, tuple(nodes), graph.outputs)
         if not on:
+            # In evaluation a dropout gives its input; its call would draw all the same.
             graph = _without_dropout(graph)
         if graph == draft.graph:
             raise Invalid("it was so before")
@@ -154,9 +158,9 @@ class Compile:
 
     SPECS = ("inductor", "inductor:dynamic", "aot_eager")
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Backend and options."""
-        return None if draft.execution.compile else (draw.choice(self.SPECS),)
+        return None if draft.execution.compile else (rng.choice(self.SPECS),)
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Compile it."""
@@ -173,9 +177,9 @@ class Threads:
     family = "execution"
     exceptional = False
 
-    def propose(self, _: Draft, draw: Draw) -> Params | None:
+    def propose(self, _: Draft, rng: CounterRng) -> Params | None:
         """The number."""
-        return (draw.choice((1, 2, 3, 4)),)
+        return (rng.choice((1, 2, 3, 4)),)
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Run with them."""
@@ -192,9 +196,9 @@ class Metamorphic:
     family = "execution"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """The relation."""
-        return None if draft.execution.metamorphic else (draw.choice(RELATIONS),)
+        return None if draft.execution.metamorphic else (rng.choice(RELATIONS),)
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Compare them."""

@@ -13,8 +13,8 @@ from shadowrun.studies.zoo.graph import DEVICE, Graph, Input, Node, Ref, mapped
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shadowrun.studies.campaign.draft import Draft
-    from shadowrun.studies.campaign.draws import Draw
+    from shadowrun.studies.campaign.counter_rng import CounterRng
+    from shadowrun.studies.campaign.program_draft import Draft
     from shadowrun.studies.campaign.recipe import Params
 
 __all__ = ["Edit", "Mutator", "fitted", "node_at", "op_named", "ref_of", "refitted", "with_node"]
@@ -44,7 +44,7 @@ class Mutator(Protocol):
     family: str
     exceptional: bool
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Choose a change; None where it found none."""
 
     def apply(self, draft: Draft, params: Params) -> Draft:
@@ -212,6 +212,7 @@ def refitted(draft: Draft, edit: Edit, at: int, ref: Ref, value: Any) -> dict[Re
         at_most = min(old.output, len(value) - 1) if several else 0
         have, want = value[at_most] if several else value, draft.trace.value(old)
         new = Ref(ref.node, at_most)
+        # Only a later call was made for the old form; a result of the graph may have any.
         if any(use < end for use in uses) and isinstance(want, torch.Tensor):
             if not isinstance(have, torch.Tensor):
                 raise Invalid("no tensor")

@@ -161,6 +161,7 @@ def regrouped(had: Sequence[int], has: Sequence[int], out: Sequence[int], sizes:
         start, first = i, j
         n_in, n_out = math.prod(had[i : i + 1]), math.prod(out[j : j + 1])
         i, j = min(i + 1, len(had)), min(j + 1, len(out))
+        # Both sides take in dimensions until they have as many elements: these are the same ones.
         while n_in != n_out:
             if n_in < n_out and i < len(had):
                 n_in, i = n_in * had[i], i + 1
@@ -204,6 +205,7 @@ def _normalized(node: Node, change: _Change) -> Node:
 
 
 def _group_norm(node: Node, change: _Change) -> Node:
+    # N, C and the size of a plane are numbers of their own, which the CPU's kernel believes.
     args, has = node.args, change.has
     return replace(node, args=(*args[:3], has[0], has[1], math.prod(has[2:]), *args[6:]))
 
@@ -223,6 +225,7 @@ def _split(node: Node, change: _Change) -> Node:
         return node
     if type(size) is tuple:
         return _with(node, 1, tuple(_scaled_parts(size, was, n, change.sizes)))
+    # Later calls read the chunks by number: with fewer, some would have no source.
     chunks = -(-was // size) if size else 1
     if n % chunks:
         raise Invalid(f"{n} in {chunks} chunks")
@@ -235,6 +238,7 @@ def _scaled_parts(parts: Sequence[int], was: int, n: int, sizes: dict[int, int])
         return renamed
     if was and all(k * n % was == 0 for k in parts):
         return [k * n // was for k in parts]
+    # No common factor: the last part takes the difference.
     last = n - sum(parts[:-1])
     if last < 0:
         raise Invalid(f"{n} in no parts like {tuple(parts)}")

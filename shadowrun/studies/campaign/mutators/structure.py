@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from shadowrun.studies.campaign.draws import Draw
+from shadowrun.studies.campaign.counter_rng import CounterRng
 from shadowrun.studies.campaign.mutators import layers
-from shadowrun.studies.campaign.mutators.mutator import Edit, fitted, node_at, ref_of, refitted
-from shadowrun.studies.campaign.mutators.signatures import others_of, with_operator
+from shadowrun.studies.campaign.mutators.layers import FLOAT
+from shadowrun.studies.campaign.mutators.mutator import Edit, fitted, node_at, op_named, ref_of, refitted
 from shadowrun.studies.campaign.tracing import Invalid, info, run_node
 from shadowrun.studies.zoo.graph import Fill, Graph, Input, Node, Ref
+from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
-    from shadowrun.studies.campaign.draft import Draft
+    from shadowrun.studies.campaign.program_draft import Draft
     from shadowrun.studies.campaign.recipe import Params
 
 __all__ = [
@@ -28,12 +30,14 @@ __all__ = [
     "Replace",
     "Swap",
     "Weights",
+    "others_of",
+    "with_operator",
 ]
 
 aten = torch.ops.aten
 
 
-def value_to_change(draft: Draft, draw: Draw, *, floats_only: bool = False) -> Ref | None:
+def value_to_change(draft: Draft, rng: CounterRng, *, floats_only: bool = False) -> Ref | None:
     """A tensor that is used, and whose values decide no index."""
     pinned, uses = draft.pinned, draft.uses
     found = [
@@ -43,7 +47,7 @@ def value_to_change(draft: Draft, draw: Draw, *, floats_only: bool = False) -> R
         and ref.node not in pinned
         and (t.is_floating_point() or not (floats_only or t.is_complex() or t.dtype is torch.bool))
     ]
-    return draw.choice(found) if found else None
+    return rng.choice(found) if found else None
 
 
 def behind(draft: Draft, ref: Ref) -> Edit:
@@ -58,13 +62,13 @@ class Insert:
     family = "structure"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Value and operator."""
-        ref = value_to_change(draft, draw)
+        ref = value_to_change(draft, rng)
         if ref is None:
             return None
         table = layers.FLOAT if draft.trace.tensor(ref).is_floating_point() else layers.INTEGER
-        return (*ref, draw.choice(table))
+        return (*ref, rng.choice(table))
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Insert it."""
@@ -84,9 +88,9 @@ class InsertBinary:
     family = "structure"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Value, operator, other value, and which comes first."""
-        ref = value_to_change(draft, draw)
+        ref = value_to_change(draft, rng)
         if ref is None:
             return None
         t = draft.trace.tensor(ref)
@@ -95,7 +99,7 @@ class InsertBinary:
             for other, u in draft.tensors()
             if other.node <= ref.node and u.dtype is t.dtype and _broadcasts_into(u.shape, t.shape)
         ]
-        return (*ref, draw.choice(layers.BINARY), *draw.choice(others or [ref]), draw.below(2))
+        return (*ref, rng.choice(layers.BINARY), *rng.choice(others or [ref]), rng.below(2))
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Insert it."""
@@ -120,10 +124,10 @@ class InsertLayer:
     family = "structure"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Value, layer, and the number from which its details are drawn."""
-        ref = value_to_change(draft, draw, floats_only=True)
-        return None if ref is None else (*ref, draw.choice(tuple(layers.LAYERS)), draw.below(1000))
+        ref = value_to_change(draft, rng, floats_only=True)
+        return None if ref is None else (*ref, rng.choice(tuple(layers.LAYERS)), rng.below(1000))
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Insert it."""
@@ -133,7 +137,7 @@ class InsertLayer:
         if not t.is_floating_point():
             raise Invalid("a layer of no floats")
         edit = behind(draft, ref)
-        return draft.changed(edit.done({ref: layers.LAYERS[name](edit, ref, t, Draw(name, number))}))
+        return draft.changed(edit.done({ref: layers.LAYERS[name](edit, ref, t, CounterRng(name, number))}))
 
 
 def form_of(t: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
@@ -148,7 +152,7 @@ class Remove:
     family = "structure"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Call, and number of the reference among its arguments that takes its place."""
         found = [
             (at, k)
@@ -157,7 +161,7 @@ class Remove:
             for k, ref in enumerate(node.refs())
             if self._fits(draft, at, ref)
         ]
-        return draw.choice(found) if found else None
+        return rng.choice(found) if found else None
 
     @staticmethod
     def _fits(draft: Draft, at: int, ref: Ref) -> bool:
@@ -184,7 +188,7 @@ class Duplicate:
     family = "structure"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Call, and number of the argument that gets its result."""
         found = []
         for at, node in enumerate(draft.graph.nodes):
@@ -192,7 +196,7 @@ class Duplicate:
             if at in draft.pinned or not isinstance(value, torch.Tensor) or info(node.op).writes:
                 continue
             found += [(at, k) for k, a in enumerate(node.args) if type(a) is Ref and _same_form(draft, a, value)]
-        return draw.choice(found) if found else None
+        return rng.choice(found) if found else None
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Make it twice."""
@@ -217,7 +221,7 @@ class Swap:
     family = "structure"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Second call, and number of the argument in which it reads the first; -1 for a swap of arguments."""
         found: list[tuple[int, int]] = []
         for at, node in enumerate(draft.graph.nodes):
@@ -226,7 +230,7 @@ class Swap:
             if info(node.op).pointwise and len(node.args) > 1 and type(node.args[0]) is type(node.args[1]) is Ref:
                 found.append((at, -1))
             found += [(at, k) for k in range(len(node.args)) if self._inner(draft, at, k) is not None]
-        return draw.choice(found) if found else None
+        return rng.choice(found) if found else None
 
     @staticmethod
     def _inner(draft: Draft, at: int, k: int) -> int | None:
@@ -269,13 +273,13 @@ class Replace:
     family = "structure"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Call and operator."""
         found = [at for at, node in enumerate(draft.graph.nodes) if at not in draft.pinned and others_of(node.op)]
         if not found:
             return None
-        at = draw.choice(found)
-        return (at, draw.choice(others_of(draft.graph.nodes[at].op)))
+        at = rng.choice(found)
+        return (at, rng.choice(others_of(draft.graph.nodes[at].op)))
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Call it; its argument is moved into its domain."""
@@ -307,14 +311,14 @@ class Weights:
 
     KINDS = ("negated", "reversed", "shifted", "zeroed", "shuffled", "wider")
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Input and kind."""
         found = [
             k
             for k, i in enumerate(draft.graph.inputs)
             if i.role == "parameter" and i.dtype.is_floating_point and 0 not in i.shape and i.shape
         ]
-        return (draw.choice(found), draw.choice(self.KINDS)) if found else None
+        return (rng.choice(found), rng.choice(self.KINDS)) if found else None
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Change them."""
@@ -353,12 +357,12 @@ class Graft:
     family = "structure"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Value, id of the program, its input that the value replaces, and its result that replaces the value."""
-        ref = value_to_change(draft, draw, floats_only=True)
+        ref = value_to_change(draft, rng, floats_only=True)
         if ref is None:
             return None
-        program = draw.choice(draft.library.ids)
+        program = rng.choice(draft.library.ids)
         donor = draft.library.draft(program)
         if not 0 < len(donor.graph.nodes) <= _MAX_DONOR:
             return None
@@ -369,7 +373,7 @@ class Graft:
             for n, r in enumerate(donor.graph.outputs)
             if r.node >= 0 and isinstance(t := donor.trace.value(r), torch.Tensor) and t.is_floating_point()
         ]
-        return (*ref, program, draw.choice(entries), draw.choice(results)) if entries and results else None
+        return (*ref, program, rng.choice(entries), rng.choice(results)) if entries and results else None
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Graft them; its other inputs become inputs."""
@@ -394,3 +398,58 @@ class Graft:
         end = graph.outputs[result]
         out = fitted(edit, moved(end), donor.trace.tensor(end), t)
         return draft.changed(edit.done({ref: out}).without_dead_code())
+
+
+# Operators that take each other's place: those of one signature, as far as a call uses it.
+
+# By name in the namespace `aten`: the arguments that a call usually gives have the same types in these.
+_CLASSES: Final = (
+    FLOAT,
+    """add.Tensor sub.Tensor mul.Tensor div.Tensor maximum minimum fmax fmin atan2 hypot copysign.Tensor logaddexp
+    logaddexp2 fmod.Tensor remainder.Tensor pow.Tensor_Tensor xlogy.Tensor heaviside rsub.Tensor floor_divide
+    nextafter""".split(),  # noqa: SIM905
+    """add.Scalar sub.Scalar mul.Scalar div.Scalar fmod.Scalar remainder.Scalar pow.Tensor_Scalar clamp_min clamp_max
+    rsub.Scalar copysign.Scalar leaky_relu""".split(),  # noqa: SIM905
+    "eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor".split(),  # noqa: SIM905
+    "eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar".split(),  # noqa: SIM905
+    "logical_and logical_or logical_xor bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor".split(),  # noqa: SIM905
+    "sum.dim_IntList mean.dim amax amin logsumexp".split(),  # noqa: SIM905
+    "sum mean prod max min median".split(),  # noqa: SIM905
+    "var.correction std.correction".split(),  # noqa: SIM905
+    "argmax argmin".split(),  # noqa: SIM905
+    "max.dim min.dim median.dim mode cummax cummin sort".split(),  # noqa: SIM905
+    "any.dim all.dim".split(),  # noqa: SIM905
+    "cumsum cumprod logcumsumexp".split(),  # noqa: SIM905
+    "_softmax _log_softmax".split(),  # noqa: SIM905
+    "tril triu".split(),  # noqa: SIM905
+    "upsample_nearest2d.vec upsample_nearest2d _upsample_nearest_exact2d".split(),  # noqa: SIM905
+    "upsample_bilinear2d upsample_bicubic2d".split(),  # noqa: SIM905
+    "reflection_pad1d replication_pad1d".split(),  # noqa: SIM905
+    "reflection_pad2d replication_pad2d".split(),  # noqa: SIM905
+    "reflection_pad3d replication_pad3d".split(),  # noqa: SIM905
+    "addcmul addcdiv".split(),  # noqa: SIM905
+    "mse_loss soft_margin_loss".split(),  # noqa: SIM905
+    "smooth_l1_loss huber_loss".split(),  # noqa: SIM905
+    "_adaptive_avg_pool2d adaptive_avg_pool2d".split(),  # noqa: SIM905
+)
+
+
+@functools.lru_cache(maxsize=1)
+def _class_of() -> dict[str, tuple[str, ...]]:
+    return {name: tuple(members) for members in _CLASSES for name in members}
+
+
+def others_of(op: torch._ops.OpOverload) -> tuple[str, ...]:
+    """Names of the operators that can take an operator's place."""
+    name = str(op.name()).removeprefix("aten::")  # type: ignore[no-untyped-call]
+    return tuple(n for n in _class_of().get(name, ()) if n != name)
+
+
+def with_operator(node: Node, name: str) -> Node:
+    """A call of another operator, with the arguments that this one has as well."""
+    op = op_named(name)
+    arguments = schema_of(op).arguments
+    n = sum(1 for a in arguments if not a.kwarg_only)
+    known = {a.name for a in arguments}
+    kwargs = tuple((k, v) for k, v in node.kwargs if k in known)
+    return Node(op, node.args[:n], kwargs, node.module)

@@ -16,8 +16,8 @@ from shadowrun.studies.zoo.graph import Graph, Node, Ref
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shadowrun.studies.campaign.draft import Draft
-    from shadowrun.studies.campaign.draws import Draw
+    from shadowrun.studies.campaign.counter_rng import CounterRng
+    from shadowrun.studies.campaign.program_draft import Draft
     from shadowrun.studies.campaign.recipe import Params
 
 __all__ = ["Broadcast", "Dtype", "Layout", "Rank", "Size"]
@@ -34,13 +34,13 @@ class Size:
     family = "tensors"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Old size, new size, and where."""
-        scope = draw.choice((BATCH, "all"))
+        scope = rng.choice((BATCH, "all"))
         sizes = sizes_of(draft.graph, scope)
         if not sizes or not sizes_can_change(draft.graph):
             return None
-        old, new = draw.choice(sizes), draw.choice(_SIZES)
+        old, new = rng.choice(sizes), rng.choice(_SIZES)
         return None if old == new else (old, new, scope)
 
     def apply(self, draft: Draft, params: Params) -> Draft:
@@ -71,21 +71,21 @@ class Rank:
     family = "tensors"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Call and shape."""
         calls = pointwise_calls(draft)
         if not calls:
             return None
-        at = draw.choice(calls)
+        at = rng.choice(calls)
         left, shape = draft.trace.values[at].numel(), []
-        rank = draw.below(6)
+        rank = rng.below(6)
         for _ in range(rank - 1):
-            f = draw.choice([f for f in (1, 2, 3, 4, 5, 7) if left % f == 0])
+            f = rng.choice([f for f in (1, 2, 3, 4, 5, 7) if left % f == 0])
             shape.append(f)
             left //= f
         if rank == 0 and left != 1:
             rank = 1
-        return (at, tuple(draw.shuffled([*shape, left]) if rank else ()))
+        return (at, tuple(rng.shuffled([*shape, left]) if rank else ()))
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Reshape its arguments, and its result back."""
@@ -104,6 +104,7 @@ class Rank:
             t = draft.trace.tensor(argument)
             if not t.dim():
                 return argument
+            # Broadcast first: a dimension that the argument lacks has no counterpart in the new shape.
             whole = (
                 argument if t.shape == result.shape else edit.call(aten.expand.default, argument, list(result.shape))
             )
@@ -120,7 +121,7 @@ class Broadcast:
     family = "tensors"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Call, argument, dimension (counted from the end; 0 for all), and whether the dimension stays."""
         found = [
             (at, i)
@@ -130,9 +131,9 @@ class Broadcast:
         ]
         if not found:
             return None
-        at, i = draw.choice(found)
+        at, i = rng.choice(found)
         rank = draft.trace.tensor(draft.graph.nodes[at].args[i]).dim()
-        return (at, i, draw.below(rank + 1), draw.below(2))
+        return (at, i, rng.below(rank + 1), rng.below(2))
 
     @staticmethod
     def _may(draft: Draft, at: int, i: int) -> bool:
@@ -143,6 +144,7 @@ class Broadcast:
             isinstance(t, torch.Tensor)
             and t.dim() > 0
             and t.numel() > 0
+            # One argument must keep the whole shape, or the result would shrink with this one.
             and any(isinstance(o, torch.Tensor) and o.shape == shape for o in others)
         )
 
@@ -180,17 +182,18 @@ class Dtype:
     family = "tensors"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Old dtype, new dtype, and the input; -1 for all."""
         names = sorted({name for i in draft.graph.inputs if (name := _name_of(i.dtype)) in _DTYPES})
         if not names:
             return None
-        old = draw.choice(names)
+        old = rng.choice(names)
         others = [d for d in _DTYPES[old] if d != old]
-        if old.startswith("float") and draw.chance(0.1):
+        # Rarely: few operators of a program take complex numbers.
+        if old.startswith("float") and rng.chance(0.1):
             others = ["complex64"]
-        which = -1 if draw.chance(0.8) else draw.below(len(draft.graph.inputs))
-        return (old, draw.choice(others), which)
+        which = -1 if rng.chance(0.8) else rng.below(len(draft.graph.inputs))
+        return (old, rng.choice(others), which)
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Change it."""
@@ -210,6 +213,7 @@ class Dtype:
         inputs = tuple(
             replace(i, dtype=now) if i.dtype is was and which in (-1, k) else i for k, i in enumerate(graph.inputs)
         )
+        # The calls keep the dtype that they name: operands of two dtypes are what this variant is for.
         if which != -1:
             return draft.changed(Graph(inputs, graph.nodes, graph.outputs))
         nodes = tuple(
@@ -230,27 +234,27 @@ class Layout:
     family = "tensors"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Input, strides in elements, and offset."""
         inputs = [k for k, i in enumerate(draft.graph.inputs) if i.shape and math.prod(i.shape) > 1]
         if not inputs:
             return None
-        k = draw.choice(inputs)
+        k = rng.choice(inputs)
         shape = draft.graph.inputs[k].shape
         kinds = ("order", "gaps", "offset", "channels", "expanded")
-        kind = draw.choice(kinds if draft.graph.inputs[k].dtype.is_floating_point else kinds[:-1])
+        kind = rng.choice(kinds if draft.graph.inputs[k].dtype.is_floating_point else kinds[:-1])
         order = list(range(len(shape)))
         if kind == "channels" and len(shape) in (4, 5):
             order = [0, *range(2, len(shape)), 1]
         elif kind in ("order", "channels"):
-            order = draw.shuffled(order)
-        gap = draw.choice((2, 3)) if kind == "gaps" else 1
+            order = rng.shuffled(order)
+        gap = rng.choice((2, 3)) if kind == "gaps" else 1
         strides, step = [0] * len(shape), gap
-        flat = draw.below(len(shape)) if kind == "expanded" else -1
+        flat = rng.below(len(shape)) if kind == "expanded" else -1
         for d in reversed(order):
             if d != flat:
                 strides[d], step = step, step * max(shape[d], 1)
-        return (k, tuple(strides), draw.choice((1, 3, 8)) if kind == "offset" else 0)
+        return (k, tuple(strides), rng.choice((1, 3, 8)) if kind == "offset" else 0)
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Lay it out so."""

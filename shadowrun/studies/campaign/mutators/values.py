@@ -14,11 +14,11 @@ from shadowrun.studies.campaign.mutators.mutator import Edit, node_at
 from shadowrun.studies.campaign.mutators.tensors import pointwise_calls
 from shadowrun.studies.campaign.tracing import Invalid, first_line, info
 from shadowrun.studies.zoo.graph import Fill, Graph, Ref
-from shadowrun.studies.zoo.values import EXCEPTIONAL
+from shadowrun.studies.zoo.input_values import EXCEPTIONAL
 
 if TYPE_CHECKING:
-    from shadowrun.studies.campaign.draft import Draft
-    from shadowrun.studies.campaign.draws import Draw
+    from shadowrun.studies.campaign.counter_rng import CounterRng
+    from shadowrun.studies.campaign.program_draft import Draft
     from shadowrun.studies.campaign.recipe import Params
 
 __all__ = ["Edge", "Exceptional", "Scale"]
@@ -74,10 +74,10 @@ class Exceptional:
     family = "tensors"
     exceptional = True
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Input and kind."""
         inputs = _value_inputs(draft)
-        return (draw.choice(inputs), draw.choice(EXCEPTIONAL)) if inputs else None
+        return (rng.choice(inputs), rng.choice(EXCEPTIONAL)) if inputs else None
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Fill it so."""
@@ -98,16 +98,16 @@ class Scale:
     family = "tensors"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Input, and the exponent of 2 of the values' deviation."""
         inputs = _value_inputs(draft)
         if not inputs:
             return None
-        k = draw.choice(inputs)
+        k = rng.choice(inputs)
         largest, smallest, subnormal = _edges(draft.graph.inputs[k].dtype)
         # Squares leave the range from half of the largest exponent on; a sum of them needs some more room.
         near = (largest - 2, largest // 2) if not accumulates_behind(draft, -1 - k) else (largest // 2 - 5,)
-        return (k, draw.choice((*near, smallest + 2, smallest // 2, subnormal + 3)))
+        return (k, rng.choice((*near, smallest + 2, smallest // 2, subnormal + 3)))
 
     def apply(self, draft: Draft, params: Params) -> Draft:
         """Scale it."""
@@ -131,7 +131,7 @@ class Edge:
     family = "tensors"
     exceptional = False
 
-    def propose(self, draft: Draft, draw: Draw) -> Params | None:
+    def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Input, or call and position of its argument, and the range of its values."""
         inputs = set(_value_inputs(draft))
         places = [
@@ -141,10 +141,10 @@ class Edge:
             if type(a) is Ref and (a.node >= 0 or -1 - a.node in inputs) and _has_floats(draft, a)
         ]
         # Most calls have no edge, or are added up later.
-        for at, i, node in draw.shuffled(places)[:_PLACES]:
+        for at, i, node in rng.shuffled(places)[:_PLACES]:
             if accumulates_behind(draft, at if node >= 0 else node):
                 continue
-            for sign in draw.shuffled((1.0, -1.0)):
+            for sign in rng.shuffled((1.0, -1.0)):
                 edge = sign * _last_finite(draft, at, i, sign)
                 if edge:
                     place = (at, i) if node >= 0 else (-1 - node,)
@@ -188,7 +188,7 @@ def _last_finite(draft: Draft, at: int, i: int, sign: float) -> float:
         sign: Of the values.
     """
     node = draft.graph.nodes[at]
-    args, kwargs = [draft.trace.given(a) for a in node.args], {k: draft.trace.given(v) for k, v in node.kwargs}
+    args, kwargs = [draft.trace.resolved(a) for a in node.args], {k: draft.trace.resolved(v) for k, v in node.kwargs}
     x = args[i]
     # In bfloat16 there are fewer, and a number between its greatest and infinity is refused.
     per_octave = min(_PER_OCTAVE, round(1 / torch.finfo(x.dtype).eps))

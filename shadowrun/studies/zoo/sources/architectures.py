@@ -22,15 +22,14 @@ from shadowrun.errors import UsageError
 from shadowrun.studies.isolation.pool import Limits, Pool
 from shadowrun.studies.zoo.capture import Named, Recorder, fill_with_generated, named_tensors, tensors_in
 from shadowrun.studies.zoo.graph import Graph, from_json, to_json
-from shadowrun.studies.zoo.sources.model_inputs import candidates
-from shadowrun.studies.zoo.sources.scaled_config import LEVELS, scaled
+from shadowrun.studies.zoo.sources.scaled_models import LEVELS, candidates, scaled
 from shadowrun.studies.zoo.sources.source import RUNS, Collected, LeftOut, checked, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shadowrun.studies.isolation.pool import RemainingTask, WorkerFailure
-    from shadowrun.studies.isolation.serving import Channel
+    from shadowrun.studies.isolation.worker_side import Channel
 
     MakeModel = Callable[["Maker", dict[str, Any]], object]
 
@@ -141,13 +140,13 @@ class _Work:
             self._has.setdefault(task, set()).add(line["program"].rpartition(" ")[2])
             self._found.add_checked(line["program"], from_json(line["graph"]))
         else:
-            self._found.note(line["step"], line["program"], line["why"])
+            self._found.count_step(line["step"], line["program"], line["why"])
             if line["why"]:
                 self._why[task] = line["why"]
 
     def ended(self, task: str) -> None:
         worked = len(self._has.get(task, ())) == len(_PROGRAMS)
-        self._found.note(ARCHITECTURE, task, "" if worked else self._why.get(task, "it has no model"))
+        self._found.count_step(ARCHITECTURE, task, "" if worked else self._why.get(task, "it has no model"))
 
     def lost(self, task: str, failure: WorkerFailure) -> RemainingTask[str] | None:
         self._why[task] = f"{failure.kind.value}: {failure.explanation}"
@@ -205,7 +204,7 @@ def serve_models(channel: Channel, prepare: Callable[[], MakeModel]) -> Callable
             with contextlib.redirect_stdout(io.StringIO()):
                 make(maker, line)
         except Exception as error:
-            maker.note(MODEL, name, reason_of(error))
+            maker.count_step(MODEL, name, reason_of(error))
         gc.collect()
         channel.step.end()
 
@@ -255,12 +254,12 @@ class Maker:
             except Exception as error:
                 why = error
                 continue
-            self.note(MODEL, name)
-            self.note(INPUTS, name)
+            self.count_step(MODEL, name)
+            self.count_step(INPUTS, name)
             return self.programs(name, model, given)
-        self.note(MODEL, name, "" if built else reason_of(why))
+        self.count_step(MODEL, name, "" if built else reason_of(why))
         if built:
-            self.note(INPUTS, name, reason_of(why))
+            self.count_step(INPUTS, name, reason_of(why))
         return False
 
     def programs(self, name: str, model: Any, given: dict[str, Any]) -> bool:
@@ -270,16 +269,16 @@ class Maker:
             try:
                 graph = checked(record(model, given, tensors))
             except Exception as error:
-                self.note(step, f"{name} {suffix}", reason_of(error))
+                self.count_step(step, f"{name} {suffix}", reason_of(error))
                 return False
             if step is not RUNS:
-                self.note(step, f"{name} {suffix}")
+                self.count_step(step, f"{name} {suffix}")
             self._channel.send({"program": f"{name} {suffix}", "graph": to_json(graph)})
             # A run may have changed buffers, and the step has changed the weights.
             tensors = fill_with_generated(tensors)
         return True
 
-    def note(self, step: str, program: str, why: str = "") -> None:
+    def count_step(self, step: str, program: str, why: str = "") -> None:
         """Count a step of a program, with the reason where it is left out."""
         self._channel.send({"step": step, "program": program, "why": why})
 

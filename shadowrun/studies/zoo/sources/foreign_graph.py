@@ -16,7 +16,7 @@ from shadowrun.compiled.graph_text import DenseInterpreter, from_text
 from shadowrun.errors import UsageError
 from shadowrun.limits import bounded_memory
 from shadowrun.store import plain_json
-from shadowrun.studies.zoo import values
+from shadowrun.studies.zoo import input_values
 from shadowrun.studies.zoo.capture import Named, Recorder, tensors_in
 from shadowrun.studies.zoo.graph import MAX_DIMS
 from shadowrun.studies.zoo.sources.source import LeftOut
@@ -126,7 +126,7 @@ def captured(rows: Rows, inputs: Sequence[Input]) -> Graph:
     except UsageError as error:  # worded for a script
         raise LeftOut(str(error).removeprefix("No script is written: ")) from error
     with bounded_memory(), torch.no_grad():
-        tensors = values.make_all(inputs)
+        tensors = input_values.make_inputs(inputs)
         named = [Named(i.name, t, i.role, i.fill) for i, t in zip(inputs, tensors, strict=True)]
         recorder = Recorder(named)
         with recorder:

@@ -15,8 +15,8 @@ import torch
 from shadowrun.compiled.graph_text import function_name
 from shadowrun.errors import DataFileError
 from shadowrun.limits import read_text
-from shadowrun.studies.zoo.fills import fitted
 from shadowrun.studies.zoo.graph import Fill, Input
+from shadowrun.studies.zoo.infer_fill import fitted
 from shadowrun.studies.zoo.sources.foreign_graph import MAX_ELEMENTS, Rows, captured, plain
 from shadowrun.studies.zoo.sources.isolated import candidates_below, read_each
 from shadowrun.studies.zoo.sources.source import Collected, LeftOut

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shadowrun.studies.isolation.pool import RemainingTask, WorkerFailure
-    from shadowrun.studies.isolation.serving import Channel
+    from shadowrun.studies.isolation.worker_side import Channel
     from shadowrun.studies.zoo.graph import Graph
     from shadowrun.studies.zoo.sources.source import Collected
 
@@ -73,7 +73,7 @@ def read_each(
     if not (isolated and os.name == "posix"):
         for number, candidate in enumerate(candidates):
             on_progress(number, len(candidates), candidate.name)
-            graph = found.tried(READ, candidate.name, partial(reader, candidate.given))
+            graph = found.try_step(READ, candidate.name, partial(reader, candidate.given))
             if graph is not None:
                 found.add(candidate.name, graph, candidate.n_calls)
         return
@@ -85,12 +85,12 @@ def read_each(
             found.add_data(task.name, line["graph"], task.n_calls)
             step = READ
             return
-        found.note(line["step"], task.name, line["why"])
+        found.count_step(line["step"], task.name, line["why"])
         step = READ if line["why"] else RUNS
 
     def lost(task: Candidate, why: str) -> None:
         nonlocal step
-        found.note(step, task.name, why)
+        found.count_step(step, task.name, why)
         step = READ
 
     with contextlib.closing(_pool("worker", {"reader": _entry_of(reader)})) as pool:

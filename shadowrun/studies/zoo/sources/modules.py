@@ -45,16 +45,16 @@ def collect(patterns: Callable[[str], bool], on_progress: Callable[..., None]) -
         for number, info in enumerate(infos):
             on_progress(number, len(infos), info.name)
             for training in (True, False) if info.train_and_eval_differ else (False,):
-                inputs = found.tried("inputs of the module", _name(info, training), lambda: _inputs(info, training))  # noqa: B023
+                inputs = found.try_step("inputs of the module", _name(info, training), lambda: _inputs(info, training))  # noqa: B023
                 for k, one in enumerate(inputs or ()):
                     name = f"{_name(info, training)} {k}"
-                    graph = found.tried("captured", name, lambda: _captured(info, one, training))  # noqa: B023
+                    graph = found.try_step("captured", name, lambda: _captured(info, one, training))  # noqa: B023
                     if graph is not None:
                         found.add(name, graph)
         if patterns(_FUSED):
             for options in itertools.product(("relu", "gelu"), (False, True)):
                 name = f"{_FUSED} {options[0]}{' norm first' if options[1] else ''} without gradients"
-                graph = found.tried("captured", name, lambda: _fused(*options))  # noqa: B023
+                graph = found.try_step("captured", name, lambda: _fused(*options))  # noqa: B023
                 if graph is not None:
                     found.add(name, graph)
     return found

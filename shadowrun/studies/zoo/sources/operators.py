@@ -54,14 +54,14 @@ def collect(patterns: Callable[[str], bool], on_progress: Callable[..., None]) -
             info = database()[name]
             dtype = next((d for d in _DTYPES if d in dtypes(info)), None)
             if dtype is None:
-                found.note("samples of the operator", name, "it takes none of the dtypes")
+                found.count_step("samples of the operator", name, "it takes none of the dtypes")
                 continue
-            made = found.tried("samples of the operator", name, functools.partial(_samples, name, dtype))
+            made = found.try_step("samples of the operator", name, functools.partial(_samples, name, dtype))
             for k, sample in enumerate(made or ()):
                 for what, capture in (("", _forward), (" backward", _backward)):
                     if what and (k > 1 or not info.supports_autograd or dtype not in ("float32", "complex64")):
                         continue
-                    graph = found.tried(
+                    graph = found.try_step(
                         f"captured{what}", f"{name}{what} {k}", functools.partial(capture, info, sample)
                     )
                     if graph is not None:

@@ -51,7 +51,7 @@ def collect(patterns: Callable[[str], bool], on_progress: Callable[..., None]) -
             on_progress(number, len(wanted), name)
             for options in _options_of(cls):
                 full = f"{name} {', '.join(f'{k}={v}' for k, v in options.items())}"
-                graph = found.tried("captured", full, functools.partial(_captured, cls, options))
+                graph = found.try_step("captured", full, functools.partial(_captured, cls, options))
                 if graph is not None:
                     found.add(full, graph)
     return found

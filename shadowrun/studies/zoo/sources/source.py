@@ -10,7 +10,7 @@ import torch
 
 from shadowrun.intercept.op_allowlist import Refused
 from shadowrun.store.plain_json import NotStorable
-from shadowrun.studies.zoo import values
+from shadowrun.studies.zoo import input_values
 from shadowrun.studies.zoo.graph import Graph, Runner, from_json, to_json
 from shadowrun.studies.zoo.program import Program, Stage, program_of
 
@@ -40,31 +40,31 @@ class Collected:
 
     def add(self, name: str, graph: Graph, count: int = 1) -> None:
         """Take a graph as a program if it runs on generated values; else note why not."""
-        self.tried(RUNS, name, lambda: self._add(name, checked(graph), (), count))
+        self.try_step(RUNS, name, lambda: self._add(name, checked(graph), (), count))
 
     def add_checked(self, name: str, graph: Graph, made_from: tuple[str, ...] = (), count: int = 1) -> None:
         """Take a graph that was `checked`."""
-        self.note(RUNS, name)
+        self.count_step(RUNS, name)
         self._add(name, graph, made_from, count)
 
     def add_data(self, name: str, content: Any, count: int = 1) -> None:
         """Take the JSON of a graph that was `checked` in another process."""
-        self.tried(RUNS, name, lambda: self._add(name, from_json(content), (), count))
+        self.try_step(RUNS, name, lambda: self._add(name, from_json(content), (), count))
 
     def _add(self, name: str, graph: Graph, made_from: tuple[str, ...] = (), count: int = 1) -> None:
         self.programs.append(program_of(name, self._source, graph, made_from, count))
 
-    def tried(self, step: str, name: str, make: Callable[[], Any]) -> Any:
+    def try_step(self, step: str, name: str, make: Callable[[], Any]) -> Any:
         """Count a step of one candidate; returns what `make` does, None where it raised: that is left out."""
         try:
             made = make()
         except Exception as error:
-            self.note(step, name, reason_of(error))
+            self.count_step(step, name, reason_of(error))
             return None
-        self.note(step, name)
+        self.count_step(step, name)
         return made
 
-    def note(self, step: str, name: str, why_not: str = "") -> None:
+    def count_step(self, step: str, name: str, why_not: str = "") -> None:
         """Count one candidate of a step."""
         n_in, n_out, left_out = self._stages.get(step, (0, 0, []))
         if why_not:
@@ -101,7 +101,7 @@ def checked(graph: Graph) -> Graph:
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            Runner(again)(values.make_all(again.inputs))
+            Runner(again)(input_values.make_inputs(again.inputs))
     except Exception as error:
         raise LeftOut(f"it does not run on generated values: {reason_of(error)}") from error
     return again

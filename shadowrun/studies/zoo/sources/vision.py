@@ -25,7 +25,7 @@ from shadowrun.studies.zoo.sources.source import Collected, LeftOut
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shadowrun.studies.isolation.serving import Channel
+    from shadowrun.studies.isolation.worker_side import Channel
 
 __all__ = ["PACKAGES", "collect", "worker"]
 
@@ -81,7 +81,7 @@ def _make(maker: Maker, line: dict[str, Any]) -> None:
     name = line["name"]
     model = _built(line["package"], name)
     given = _images(model)
-    maker.note(MODEL, name)
+    maker.count_step(MODEL, name)
     maker.programs(f"{name}/{type(model).__name__}", model, given)
 
 

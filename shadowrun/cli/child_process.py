@@ -1,0 +1,114 @@
+"""Runs a command on a file in a child process, so that whatever ends that process ends it with a message.
+
+`explain`, `repro`, `slowdown` and `replay` run calls of a file. Inputs of such a call can make a kernel divide by zero
+or read where there is no memory, and then no exception is raised. Commands that only read have bounds on memory and
+processor time, of which the system enforces the second by a signal. The child is forked before torch is imported: a
+later fork would inherit locks of threads, and an accelerator that it cannot use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from shadowrun.errors import ShadowrunError, UsageError
+from shadowrun.limits import bounded_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from shadowrun.limits import ResourceLimits
+
+__all__ = ["in_child", "with_limits"]
+
+_FORWARDED = ("SIGTERM", "SIGHUP")
+_ENDED_BY_CALLS = ("SIGSEGV", "SIGFPE", "SIGBUS", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS", "SIGKILL")
+
+
+def in_child(allowance: ResourceLimits | None = None) -> int | None:
+    """Fork, and wait for the child.
+
+    Args:
+        allowance: Of a command that only reads; None for one that runs calls.
+
+    Returns:
+        None in the child, and where processes cannot be forked; its exit status in the parent.
+
+    Raises:
+        ShadowrunError: A signal of a kernel ended the child, or one of the system that its time is over.
+        KeyboardInterrupt: Ctrl-C ended it.
+    """
+    if not hasattr(os, "fork"):
+        return None
+    # What waits in the buffers would be written by both processes.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # One that comes before the parent hands it on would end the parent alone.
+    forwarded = [getattr(signal, name) for name in _FORWARDED]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, *forwarded])
+    pid = os.fork()
+    if not pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if allowance is not None:
+            allowance.bound_time()
+        return None
+    # Ctrl-C goes to both; the child decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def forward(number: int, _: FrameType | None) -> None:
+        os.kill(pid, number)
+
+    for number in forwarded:
+        signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status >= 0:
+        return status
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if -status == signal.SIGINT:
+        raise KeyboardInterrupt
+    # SIGXCPU is the limit of time, SIGKILL its hard end; a C++ library without memory aborts.
+    if allowance is not None and -status in (signal.SIGXCPU, signal.SIGKILL, signal.SIGABRT):
+        raise _too_costly(allowance)
+    names = {int(getattr(signal, name)): name for name in _ENDED_BY_CALLS if hasattr(signal, name)}
+    if -status not in names:
+        # Ended by the same signal, so that a shell or a CI service sees what ended the child.
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    raise ShadowrunError(
+        f"{names.get(-status, f'Signal {-status}')} ended the process while it worked on the file: a call of it has "
+        "inputs that a kernel does not check, or took all memory. `shadowrun report` runs no call.",
+        slug="calls-ended-process",
+    )
+
+
+@contextlib.contextmanager
+def with_limits(allowance: ResourceLimits | None) -> Iterator[None]:
+    """Inside, a command that reads may take the memory of its allowance (Linux); one that runs calls, what is free.
+
+    Raises:
+        ShadowrunError: Memory ran out.
+    """
+    if allowance is None:
+        with bounded_memory():
+            yield
+        return
+    try:
+        with bounded_memory(allowance.memory):
+            yield
+    except UsageError as error:
+        if error.slug != "no-memory":
+            raise
+        raise _too_costly(allowance) from error
+
+
+def _too_costly(allowance: ResourceLimits) -> ShadowrunError:
+    return ShadowrunError(
+        f"To read what is named here takes more than {allowance.words}: a file may have been made to take all that "
+        "there is. If you trust the files, add --no-limits.",
+        slug="file-too-costly",
+    )
