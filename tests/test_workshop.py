@@ -1,5 +1,6 @@
 """The README, the CI script and the examples do what they say."""
 
+import ast
 import re
 import stat
 import subprocess
@@ -122,6 +123,63 @@ def test_example_runs(example, tmp_path):
         timeout=600,
     )
     assert done.returncode == 0, done.stderr
+
+
+CLOCK = re.compile(r"(time\.)?(monotonic|perf_counter|process_time|thread_time|time)(_ns)?")
+
+
+def is_late(node, timed):
+    """Whether code has a reading of a clock, or of what names hold, from `timed`."""
+    for n in ast.walk(node):
+        if isinstance(n, ast.Call) and CLOCK.fullmatch(ast.unparse(n.func)):
+            return True
+        if isinstance(n, ast.Name) and n.id in timed:
+            return True
+    return False
+
+
+def timed_assertions(source):
+    """Lines that assert that something took no longer than a limit; not those that wait for it in a loop."""
+    tree = ast.parse(source)
+    waits = {a for loop in ast.walk(tree) if isinstance(loop, ast.While) for a in ast.walk(loop)}
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        timed = set()
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assign) and is_late(node.value, timed):
+                timed |= {n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assert) and node not in waits:
+                for comparison in ast.walk(node.test):
+                    if isinstance(comparison, ast.Compare):
+                        sides = [comparison.left, *comparison.comparators]
+                        for left, op, right in zip(sides, comparison.ops, sides[1:], strict=False):
+                            small = {ast.Lt: left, ast.LtE: left, ast.Gt: right, ast.GtE: right}.get(type(op))
+                            if small is not None and is_late(small, timed):
+                                yield node.lineno
+
+
+def test_no_test_judges_by_time():
+    """On a busy machine everything takes longer: such a test fails where nothing is wrong."""
+    files = sorted(ROOT.glob("tests/**/test_*.py"))
+    assert len(files) > 200
+    assert [f"{file}:{line}" for file in files for line in timed_assertions(file.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize(
+    ("body", "wrong"),
+    [
+        ("began = time.monotonic()\n f()\n assert time.monotonic() - began < 20", True),
+        ("began = perf_counter()\n f()\n took = perf_counter() - began\n assert x, took\n assert 0 < took <= 5", True),
+        ("began = time.time_ns()\n spent = time.time_ns() - began\n assert 5e9 >= spent", True),
+        ("began = time.monotonic()\n assert time.monotonic() - began > 0.005", False),
+        ("end = time.monotonic() + 20\n while f():\n  assert time.monotonic() < end", False),
+        ("now = time.monotonic()\n assert g(now) == 3\n assert n < 4", False),
+    ],
+)
+def test_a_judgement_by_time_is_seen(body, wrong):
+    assert bool(list(timed_assertions(f"def test():\n {body}"))) == wrong
 
 
 def test_no_path_of_a_machine_in_any_text():

@@ -47,8 +47,12 @@ def in_child(allowance: ResourceLimits | None = None) -> int | None:
     # What waits in the buffers would be written by both processes.
     sys.stdout.flush()
     sys.stderr.flush()
+    # One that comes before the parent hands it on would end the parent alone.
+    forwarded = [getattr(signal, name) for name in _FORWARDED]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, *forwarded])
     pid = os.fork()
     if not pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if allowance is not None:
             allowance.bound_time()
         return None
@@ -58,8 +62,9 @@ def in_child(allowance: ResourceLimits | None = None) -> int | None:
     def forward(number: int, _: FrameType | None) -> None:
         os.kill(pid, number)
 
-    for name in _FORWARDED:
-        signal.signal(getattr(signal, name), forward)
+    for number in forwarded:
+        signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status >= 0:
         return status

@@ -89,17 +89,15 @@ def _diff(args: argparse.Namespace, paths: tuple[Path, Path]) -> tuple[Document,
     from shadowrun.recording.recording_writer import SUFFIX, is_recording
 
     kinds = [is_recording(path) for path in paths]
-    if all(kinds) or not any(kinds):
-        # Neither can be read: by its name, a file gets the message of what it should be.
-        of_recordings = any(kinds) or any(path.suffix == SUFFIX for path in paths)
-    elif paths[kinds.index(False)].exists():
-        recording, other = (str(paths[kinds.index(kind)]) for kind in (True, False))
+    # By its name, a file that cannot be read gets the message of what it should be.
+    of_recordings = any(kinds) or any(path.suffix == SUFFIX for path in paths)
+    others = [path for path, kind in zip(paths, kinds, strict=True) if not kind and path.suffix != SUFFIX]
+    if any(kinds) and others and others[0].exists():
+        recording = str(paths[kinds.index(True)])
         raise UsageError(
-            f"{recording!r} is a recording and {other!r} is not: give two recordings, or two data files.",
+            f"{recording!r} is a recording and {str(others[0])!r} is not: give two recordings, or two data files.",
             slug="bad-option",
         )
-    else:
-        of_recordings = True
     return (_diff_recordings if of_recordings else _diff_runs)(args, paths)
 
 

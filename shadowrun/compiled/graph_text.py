@@ -174,6 +174,8 @@ class DenseInterpreter(fx.Interpreter):
         """Call a function, after a look at arguments that earlier nodes made."""
         if isinstance(target, torch._ops.OpOverload):
             check_arguments(target, args, kwargs)  # those that nodes computed have come now
+        else:
+            _check_growth(target, args)
         return super().call_function(target, args, kwargs)
 
     def run_node(self, n: fx.Node) -> Any:
@@ -183,6 +185,26 @@ class DenseInterpreter(fx.Interpreter):
             if t.layout is not torch.strided or t.is_nested:
                 raise TypeError(f"{n.name} is {'nested' if t.is_nested else t.layout}: for a file, tensors are dense")
         return value
+
+
+_POWERS: Final = frozenset(
+    (operator.pow, operator.ipow, operator.lshift, operator.ilshift, math.factorial, math.comb, math.perm)
+)
+_MAX_BITS, _MAX_POWER, _MAX_LENGTH = 128, 64, 1 << 16
+
+
+def _check_growth(target: Any, args: tuple[Any, ...]) -> None:
+    """Python's integers and lists have no bound: ``2 ** 10 ** 10`` takes all memory, and any time.
+
+    Raises:
+        Refused: They would grow beyond what sizes of tensors need.
+    """
+    numbers = [v for v in args if isinstance(v, int)]
+    lists = [v for v in args if isinstance(v, (list, tuple, str))]
+    power = abs(args[-1]) if target in _POWERS and len(numbers) == len(args) > 0 else 0
+    length = sum(map(len, lists)) * max([1, *numbers]) if lists else 0
+    if power > _MAX_POWER or length > _MAX_LENGTH or any(n.bit_length() > _MAX_BITS for n in numbers):
+        raise Refused(f"{getattr(target, '__name__', 'a function')} would make too large a number or list")
 
 
 def function_name(dotted: str) -> str:

@@ -1,4 +1,4 @@
-"""What looks at arguments have in common: which tensors are known, and whether integers lie in a range."""
+"""What looks at arguments have in common: which tensors are known, and where integers and elements lie."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["Given", "Look", "is_inside", "tensors"]
+__all__ = ["Given", "Look", "is_inside", "overlaps_itself", "tensors"]
 
 Given: TypeAlias = "Mapping[str, Any]"
 """Arguments by name; None for what is not known yet."""
@@ -28,3 +28,16 @@ def is_inside(t: torch.Tensor, low: int, high: int) -> bool:
     if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.is_meta:
         return True
     return not t.numel() or (int(t.min()) >= low and int(t.max()) < high)
+
+
+def overlaps_itself(t: torch.Tensor) -> bool:
+    """Whether elements of a tensor may share memory: kernels take its memory for dense."""
+    if t.layout is not torch.strided or t.numel() < 2:
+        return False
+    reach = 0
+    # In the order of strides: each has to step over all that the smaller ones reach.
+    for stride, n in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n > 1):
+        if stride <= reach:
+            return True
+        reach += stride * (n - 1)
+    return False

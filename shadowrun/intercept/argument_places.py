@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from shadowrun.intercept import backward_shapes, sequence_lengths
-from shadowrun.intercept.argument_looks import is_inside, tensors
+from shadowrun.intercept.argument_looks import is_inside, overlaps_itself, tensors
 from shadowrun.intercept.torchapi import as_in_handler
 
 if TYPE_CHECKING:
@@ -289,6 +289,9 @@ def _bags(given: Given) -> Iterator[str]:
         yield "indices has some that are no row of weight"
     elif not is_inside(offsets, 0, indices.numel() + 1) or bool((offsets.diff() < 0).any()):
         yield "offsets do not lead through indices"
+    # Indices before the first bag are added to the row before the first.
+    elif indices.numel() and offsets.numel() <= bool(given.get("include_last_offset")):
+        yield "it has indices and no bag"
     elif isinstance(scale, torch.Tensor) and scale.numel() != indices.numel():
         yield "per_sample_weights has not one value for each index"
     elif given.get("mode", 0) not in (0, 1, 2):
@@ -328,7 +331,7 @@ def _bags_backward(given: Given) -> Iterator[str]:
     elif not is_inside(offsets, 0, indices.numel() + 1) or bool((offsets.diff() < 0).any()):
         yield "offsets do not lead through indices"
     # The last may be the end of all indices, and begins no bag.
-    elif bool(offsets[:1].any()) or int((offsets < indices.numel()).sum()) > grad.shape[0]:
+    elif not offsets.numel() or bool(offsets[0]) or int((offsets < indices.numel()).sum()) > grad.shape[0]:
         yield "offsets are not those of the bags"
 
 
@@ -387,6 +390,12 @@ def _classes(given: Given) -> Iterator[str]:
             yield "target has some that are no class"
 
 
+def _dense(given: Given) -> Iterator[str]:
+    for name, value in given.items():
+        if isinstance(value, torch.Tensor) and overlaps_itself(value):
+            yield f"elements of {name} lie in the same place, where the kernel reads as many as there are"
+
+
 def _chunks(given: Given) -> Iterator[str]:
     tensors, dim = given.get("tensors"), given.get("dim", 0)
     if not isinstance(tensors, (list, tuple)) or type(dim) is not int:
@@ -431,4 +440,6 @@ _FAMILIES: Final[dict[str, Look]] = {
     r"(nll_loss(2d)?|multi_margin_loss|multilabel_margin_loss)_backward": _classes,
     "_chunk_cat": _chunks,
     "_scaled_grouped_mm_v2": _grouped,
+    # Kernels that take dense memory for granted: each tensor of each operator was expanded, before a guard page.
+    r"(nan)?median|native_group_norm\w*|_scaled_dot_product_flash_attention_for_cpu\w*": _dense,
 }

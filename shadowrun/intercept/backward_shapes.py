@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from shadowrun.intercept.argument_looks import overlaps_itself
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ def unlike_forward(base: str, given: Mapping[str, Any]) -> Iterator[str]:
             continue
         if t.shape != results[number].shape:
             yield f"{name} has another shape than {tuple(results[number].shape)}, which the forward call returns"
+        elif name != gradient and overlaps_itself(t):  # gradients may; of results, kernels read dense memory
+            yield f"elements of {name} lie in the same place, which those of no result do"
 
 
 @functools.lru_cache(maxsize=1024)

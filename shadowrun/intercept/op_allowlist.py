@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shadowrun.intercept.argument_looks import overlaps_itself
 from shadowrun.intercept.argument_places import has_places, why_out_of_bounds
 from shadowrun.intercept.internal_operators import is_for_kernels_only
 from shadowrun.intercept.plan import Action, make_plan
@@ -294,7 +295,7 @@ def check_arguments(func: torch._ops.OpOverload, args: Any, kwargs: Any, *, chec
                 raise Refused(f"{argument.name} is a {what}, where a {real} has to be")
             if isinstance(one, int) and abs(one) > _MAX_INT:
                 raise Refused(f"{argument.name} is a number of {one.bit_length()} bits")
-            if isinstance(one, torch.Tensor) and writes and argument.is_write and _overlaps_itself(one):
+            if isinstance(one, torch.Tensor) and writes and argument.is_write and overlaps_itself(one):
                 raise Refused(f"elements of {argument.name}, which it writes, lie in the same place")
     if has_places(schema_of(func).name) and (
         why := why_out_of_bounds(schema_of(func).name, _as_taken(declared, args, kwargs))
@@ -371,19 +372,6 @@ def _without_looks(t: torch.Tensor) -> str:
     if t.is_quantized:
         return "quantized"
     return "" if t.layout in _LAYOUTS else str(t.layout).removeprefix("torch.")
-
-
-def _overlaps_itself(t: torch.Tensor) -> bool:
-    """Whether elements of a tensor may share memory: kernels write to it as if it was dense."""
-    if t.layout is not torch.strided or t.numel() < 2:
-        return False
-    reach = 0
-    # In the order of strides: each has to step over all that the smaller ones reach.
-    for stride, n in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n > 1):
-        if stride <= reach:
-            return True
-        reach += stride * (n - 1)
-    return False
 
 
 _PLAIN = (

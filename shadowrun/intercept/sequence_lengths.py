@@ -25,6 +25,9 @@ def _attention(given: Given) -> Iterator[str]:
     # The kernel for the CPU reads as many keys as there are values (pytorch/pytorch#193728).
     if found and found[0].shape[-2:-1] != found[1].shape[-2:-1]:
         yield "key and value have other lengths"
+    # The number of heads of a query is divided by theirs, of integers: that ends the process.
+    elif found and any(t.dim() > 2 and not t.shape[-3] for t in found):
+        yield "key and value have no heads"
 
 
 def _attention_of_cpu(given: Given) -> Iterator[str]:
@@ -37,6 +40,8 @@ def _attention_of_cpu(given: Given) -> Iterator[str]:
         yield "query, key and value have other numbers of batches or heads"
     elif len({t.shape[3] for t in found}) > 1 or not key.shape[1] or query.shape[1] % key.shape[1]:
         yield "query, key and value have heads that do not fit"
+    elif not query.shape[2] or not key.shape[2]:  # a division by their lengths
+        yield "query or key has no length"
     elif isinstance(mask, torch.Tensor):
         scores = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
         if mask.dim() not in (2, 4) or any(

@@ -1,4 +1,4 @@
-/* Puts each tensor of the CPU before a page that nothing may touch: whoever reads or writes past its end is ended.
+/* Puts each tensor of the CPU beside a page that nothing may touch: whoever reads or writes past it is ended.
    Preloaded by test_guard_pages.py, and switched on by `guard_set` while a call runs. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -12,11 +12,12 @@ extern void __libc_free(void *);
 extern void *__libc_memalign(size_t, size_t);
 
 enum { PAGE = 4096, ALIGNMENT = 8, N = 1 << 16, FILL = 0xA5 };
-static struct { uintptr_t at, base; size_t length; } blocks[N];
+enum { OFF, BEHIND, BEFORE }; /* where the page lies */
+static struct { uintptr_t at, base; size_t length, size; } blocks[N];
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static int is_on, was_on;
 
-void guard_set(int on) { is_on = on; was_on |= on; }
+void guard_set(int place) { is_on = place; was_on |= place; }
 
 static unsigned slot_of(uintptr_t at) { return ((unsigned)(at >> 3) * 2654435761u) >> 16; }
 
@@ -29,11 +30,12 @@ int posix_memalign(void **out, size_t alignment, size_t n) {
     char *base = mmap(0, inner + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base == MAP_FAILED || mprotect(base + PAGE, inner, PROT_READ | PROT_WRITE)) return ENOMEM;
     memset(base + PAGE, FILL, inner);
-    char *block = base + PAGE + inner - size;
+    char *block = base + PAGE + (is_on == BEHIND ? inner - size : 0);
     pthread_mutex_lock(&mutex);
     unsigned k = slot_of((uintptr_t)block), tried = 0;
     while (blocks[k % N].at > 1 && tried++ < N) k++;
-    blocks[k % N].at = (uintptr_t)block, blocks[k % N].base = (uintptr_t)base, blocks[k % N].length = inner + 2 * PAGE;
+    blocks[k % N].at = (uintptr_t)block, blocks[k % N].base = (uintptr_t)base;
+    blocks[k % N].length = inner + 2 * PAGE, blocks[k % N].size = size;
     pthread_mutex_unlock(&mutex);
     *out = block;
     return 0;
@@ -45,12 +47,13 @@ void free(void *given) {
         pthread_mutex_lock(&mutex);
         for (unsigned k = slot_of((uintptr_t)given), tried = 0; blocks[k % N].at && tried < N; k++, tried++)
             if (blocks[k % N].at == (uintptr_t)given) {
-                char *base = (char *)blocks[k % N].base;
+                char *base = (char *)blocks[k % N].base, *begin = given;
                 size_t length = blocks[k % N].length;
+                char *end = begin + blocks[k % N].size;
                 blocks[k % N].at = 1; /* was used: a search goes on behind it */
                 pthread_mutex_unlock(&mutex);
-                for (char *c = base + PAGE; c < (char *)given; c++)
-                    if ((unsigned char)*c != FILL) abort(); /* written before its beginning */
+                for (char *c = base + PAGE; c < base + length - PAGE; c++)
+                    if ((unsigned char)*c != FILL && (c < begin || c >= end)) abort(); /* written beside it */
                 munmap(base, length);
                 return;
             }

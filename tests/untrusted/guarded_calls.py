@@ -27,7 +27,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from shadowrun.intercept.checked_calls import check_call
+from shadowrun.intercept.checked_calls import _Copies, check_call
 from shadowrun.intercept.op_allowlist import Refused, check_operator
 from shadowrun.operators.vendor_ops import COUNTERPARTS
 
@@ -156,7 +156,7 @@ def changed(chance, value):
 
 
 def _changed(chance, value):
-    kind, shape = chance.randrange(8), list(value.shape)
+    kind, shape = chance.randrange(10), list(value.shape)
     layout = value.layout
     if layout is not torch.strided:
         dense = changed(chance, value.to_dense())
@@ -170,6 +170,11 @@ def _changed(chance, value):
         return value.to(chance.choice(DTYPES))
     if kind == 4 and value.dim() > 1:
         return value.transpose(0, -1)
+    if kind == 8 and value.dim() and value.numel():  # one element, or row, in the place of all
+        dim = chance.randrange(value.dim())
+        return value.narrow(dim, 0, 1).clone().expand_as(value)
+    if kind == 9 and value.dim():
+        return value.repeat_interleave(2, -1)[..., ::2]
     if kind == 5 and value.dim() == 2 and not chance.randrange(4):
         return value.to_sparse(layout=chance.choice(LAYOUTS))
     if kind == 6 and value.dtype is torch.bool:
@@ -194,6 +199,12 @@ def call_of(chance, calls):
     return func, args, kwargs
 
 
+def copied(values):
+    """Copies with the strides of the tensors: kernels may believe that memory is dense."""
+    copies = _Copies()
+    return tree_map(lambda v: copies.of(v) if isinstance(v, torch.Tensor) else v, values)
+
+
 def make(calls, seed, n, page, until):
     """Make calls from number `n` on; ends with the process."""
     library = ctypes.CDLL(os.environ["LD_PRELOAD"])
@@ -208,10 +219,10 @@ def make(calls, seed, n, page, until):
             check_call(func, args, kwargs, stand_in=own)
         except (Refused, MemoryError):
             continue
-        library.guard_set(1)
+        library.guard_set(1 + n % 2)  # a page behind each tensor, or before
         try:
             with torch.no_grad():
-                placed = tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, (args, kwargs))
+                placed = copied((args, kwargs))
                 (own or func)(*placed[0], **placed[1])
         except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, MemoryError):
             pass
@@ -219,6 +230,12 @@ def make(calls, seed, n, page, until):
             placed = None
             library.guard_set(0)
     os._exit(0)
+
+
+def _shown(value):
+    if not isinstance(value, torch.Tensor):
+        return str(value)
+    return f"{value.dtype} {list(value.shape)} {value.stride() if value.layout is torch.strided else value.layout}"
 
 
 def main(seed, seconds, part=0, parts=1):
@@ -234,10 +251,7 @@ def main(seed, seconds, part=0, parts=1):
         n = struct.unpack("q", page[:8])[0] + 1
         if os.WIFSIGNALED(status):
             func, args, _ = call_of(random.Random(f"{seed} {n - 1}"), calls)
-            shown = [
-                f"{t.dtype} {list(t.shape)} {t.layout}" if isinstance(t, torch.Tensor) else str(t)
-                for t in tree_leaves(args)
-            ]
+            shown = [_shown(v) for v in tree_leaves(args)]
             ended.append([func.name(), os.WTERMSIG(status), shown])
     print(json.dumps({"made": n, "ended": ended}))
 

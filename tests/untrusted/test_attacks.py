@@ -1014,6 +1014,9 @@ def test_a_signal_ends_a_command_in_a_child(tmp_path, number):
         "from shadowrun.cli.child_process import in_child\n"
         # A background job of a shell begins with this signal ignored.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        # The child is ready before the parent is, as on a busy machine.
+        "set_handler = signal.signal\n"
+        "signal.signal = lambda *args: (time.sleep(0.3), set_handler(*args))\n"
         "ended = in_child()\n"
         "if ended is None:\n"
         "    print(os.getpid(), flush=True)\n"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import operator
 import warnings
 
 import pytest
@@ -119,6 +121,21 @@ def test_attention_has_a_key_for_each_value(name):
         check_arguments(func, (query, query, value), {})
     check_arguments(func, (query, value, value), {})
     check_arguments(func, (query, None, value), {})  # of a graph: computed later
+
+
+@pytest.mark.parametrize(
+    ("name", "query", "key", "value"),
+    [
+        ("_scaled_dot_product_flash_attention", (1, 2, 4, 8), (1, 0, 4, 8), (1, 2, 4, 8)),
+        ("scaled_dot_product_attention", (1, 2, 4, 8), (1, 2, 4, 8), (1, 0, 4, 8)),
+        ("_scaled_dot_product_flash_attention_for_cpu", (2, 2, 0, 8), (2, 2, 4, 8), (2, 2, 4, 8)),
+        ("_scaled_dot_product_flash_attention_for_cpu", (2, 2, 4, 8), (2, 2, 0, 8), (2, 2, 0, 8)),
+    ],
+)
+def test_attention_of_nothing_ends_no_process(name, query, key, value):
+    """Kernels divide integers by these sizes."""
+    with pytest.raises(Refused, match=r"no heads|no length"):
+        check_arguments(operator_named(f"aten::{name}"), tuple(map(torch.ones, (query, key, value))), {})
 
 
 # -- what composite operators call -------------------------------------------------------------------------
@@ -263,6 +280,37 @@ def test_scores_of_ctc_may_lie_in_any_order():
     check_arguments(operator_named("aten::_ctc_loss"), (scores, INDEX[None, :2], [4], [2]), {})
 
 
+@pytest.mark.parametrize("expanded", ["mean", "rstd"])
+def test_saved_results_lie_dense_in_memory(expanded):
+    """The kernel reads as many as the shape says. Gradients are often expanded."""
+    saved = {name: torch.ones(1, 1).expand(8, 1) if name == expanded else torch.ones(8, 1) for name in ("mean", "rstd")}
+    with pytest.raises(Refused, match=f"elements of {expanded}"):
+        check_arguments(aten.native_layer_norm_backward.default, (X, X, [4], *saved.values(), ROW, ROW, [True] * 3), {})
+    saved[expanded] = torch.ones(8, 2)[:, :1]
+    given = (X[:1].expand(8, 4), X, [4], *saved.values(), ROW, ROW, [True] * 3)
+    check_arguments(aten.native_layer_norm_backward.default, given, {})
+
+
+EXPANDED = {
+    "median.dim": ((4, 1), 1, False),
+    "nanmedian.dim": ((4, 1), 1, False),
+    "native_group_norm": (MANY, (1,), None, 1, 2, 64, 1, 1e-5),
+    "native_group_norm_backward": ((1, 2, 1, 1), MANY, ONE[None], ONE[None], TWO, 1, 2, 64, 1, [True] * 3),
+    "_scaled_dot_product_flash_attention_for_cpu": (MANY, MANY, (1, 2, 8, 1)),
+}
+WHOLE = {1: (2,), 2: (4, 4), 4: (1, 2, 8, 8)}
+
+
+@pytest.mark.parametrize("name", EXPANDED)
+def test_kernels_that_take_dense_memory_for_granted(name):
+    """A median of five times 1 was NaN: it read what lies behind the one."""
+    call = operator_named(f"aten::{name}")
+    given = [torch.ones(v).expand(WHOLE[len(v)]) if type(v) is tuple else v for v in EXPANDED[name]]
+    with pytest.raises(Refused, match="in the same place"):
+        check_arguments(call, given, {})
+    check_arguments(call, [v.contiguous() if isinstance(v, torch.Tensor) else v for v in given], {})
+
+
 @pytest.mark.parametrize("name", ["tanh_backward", "hardswish_backward", "mse_loss_backward"])
 def test_elementwise_backward_passes_broadcast(name):
     """As they do for `torch.func.vmap`; their kernels look at shapes."""
@@ -273,10 +321,21 @@ def test_elementwise_backward_passes_broadcast(name):
 def test_bags_that_offsets_make_are_those_of_the_gradient():
     """With an empty `offset2bag`, it is made of the offsets."""
     call, none = operator_named("aten::_embedding_bag_backward"), INDEX[:0]
-    for offsets, fits in (([0, 4], True), ([0, 4, 8], True), ([0, 2, 4], False), ([1, 4], False)):
-        given = (X[:2], INDEX, torch.tensor(offsets), none, none, none, 8, False, 0, False, None)
+    for offsets, fits in (([0, 4], True), ([0, 4, 8], True), ([0, 2, 4], False), ([1, 4], False), ([], False)):
+        given = (X[:2], INDEX, torch.tensor(offsets, dtype=torch.int64), none, none, none, 8, False, 0, False, None)
         with contextlib.nullcontext() if fits else pytest.raises(Refused):
             check_arguments(call, given, {})
+
+
+@pytest.mark.parametrize("name", ["_embedding_bag", "_embedding_bag_forward_only"])
+def test_indices_are_in_a_bag(name):
+    """Without one, the kernel adds to the row before the first."""
+    call = operator_named(f"aten::{name}")
+    for indices, offsets, last in ((INDEX, INDEX[:0], False), (INDEX, INDEX[:1], True)):
+        with pytest.raises(Refused, match="no bag"):
+            check_arguments(call, (X, indices, offsets, False, 0, False, None, last), {})
+    for indices, offsets, last in ((INDEX, INDEX[:1], False), (INDEX[:0], INDEX[:0], False), (INDEX, INDEX[:2], True)):
+        check_arguments(call, (X, indices, offsets, False, 0, False, None, last), {})
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
@@ -515,6 +574,30 @@ def test_each_run_of_a_graph_is_looked_at():
     with checked_calls.graphs_of_file():
         graph.eager(snapshot.fresh())
         assert runs.truth() is None
+
+
+LAST = object()
+GROWING = {
+    "a power": [(operator.pow, 2, 10**10)],
+    "a shift": [(operator.lshift, 1, 10**12)],
+    "a list": [(operator.mul, [1], 10**12)],
+    "powers of powers": [(operator.pow, 7, 60), (operator.pow, LAST, 60)],
+    "a list that doubles": [(operator.concat, [1] * 30_000, [2]), *[(operator.concat, LAST, LAST)] * 40],
+    "a factorial": [(math.factorial, 10**9)],
+}
+
+
+@pytest.mark.parametrize("calls", GROWING.values(), ids=GROWING)
+def test_numbers_and_lists_of_a_graph_have_bounds(calls):
+    """Python's own take all memory, and hours."""
+    new, last = fx.Graph(), None
+    x = new.placeholder("x")
+    for function, *given in calls:
+        last = new.call_function(function, tuple(last if v is LAST else v for v in given))
+    new.output(x)
+    module = graph_text.from_text(graph_text.to_text(fx.GraphModule(torch.nn.Module(), new)))
+    with pytest.raises(Refused, match="too large"):
+        graph_text.DenseInterpreter(module).run(X)
 
 
 def test_a_call_of_a_zoo_gives_no_tensor_for_a_dtype():

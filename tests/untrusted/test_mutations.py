@@ -1,6 +1,6 @@
 """Damaged or edited files end in a result, or in one line that says so; in all commands that read them.
 
-A few of each kind in each run of the tests; ``pytest -m slow tests/untrusted`` takes 520.
+A few of each kind in each run of the tests; ``pytest -m slow tests/untrusted`` takes 520, in pieces of minutes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import shutil
 import sqlite3
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ from tests.studies.zoo.test_foreign_graphs import META, MODEL, WEIGHTS
 from tests.untrusted.mutations import of_bytes, of_json, of_source, of_values, other_value
 from tests.untrusted.test_campaign_folders import MM
 
-FEW, MANY = 4, 520
+FEW, MANY, PIECE = 4, 520, 130
 SLUGS = {"data-file-corrupt", "data-file-not-ours", "data-file-newer", "data-file-missing", "coverage-file"}
 """Errors of a file; what is left of its first bytes decides which."""
 SLUGS |= {
@@ -226,14 +227,14 @@ def tried(files, tmp_path, monkeypatch, capsys):
     shutil.copy(files["recording"], tmp_path / "other.shadowrec")
     shutil.copytree(files["campaign folder"], tmp_path / "c")
 
-    def run(which: str, mutate, n: int) -> dict[str, int]:
-        counts: dict[str, int] = {}
+    def run(which: str, mutate, seeds: range) -> dict[str, int]:
+        counts: Counter[str] = Counter()
         path = tmp_path / f"damaged{files[which].suffix}"
         if which == "campaign":
             path = tmp_path / files[which].relative_to(files["campaign folder"].parent)
         readers = READERS.get(which, OF_A_RUN)
         slowest = 0.0
-        for seed in range(n):
+        for seed in seeds:
             shutil.copy(files[which], path)
             mutate(path, seed)
             for name, read in readers.items():
@@ -245,9 +246,9 @@ def tried(files, tmp_path, monkeypatch, capsys):
                     raise AssertionError(f"{which}, {mutate.__name__}, seed {seed}, {name}: {error!r}") from error
                 slowest = max(slowest, time.perf_counter() - began)
                 assert slug in SLUGS | OTHERS | {""}, (seed, name, slug)
-                counts[slug] = counts.get(slug, 0) + 1
+                counts[slug] += 1
                 assert not list(tmp_path.glob("*.part")), (seed, name)
-        print(which, mutate.__name__, n, counts, f"slowest {slowest:.1f} s")
+        print(which, mutate.__name__, seeds, dict(counts), f"slowest {slowest:.1f} s")
         return counts
 
     return run
@@ -255,18 +256,23 @@ def tried(files, tmp_path, monkeypatch, capsys):
 
 STORES = ("run", "combined", "schema-1", "schema-4", "schema-5", "sweep", "recording", "campaign")
 KINDS = [*itertools.product(STORES, (of_bytes, of_values)), ("zoo", of_bytes), ("zoo", of_json)]
+SEEDS = [range(FEW), *(range(first, first + PIECE) for first in range(0, MANY, PIECE))]
 CASES = [
-    pytest.param(which, mutate, n, id=f"{which}-{mutate.__name__}-{n}", marks=[pytest.mark.slow] if n == MANY else [])
-    for n in (FEW, MANY)
+    pytest.param(
+        *(which, mutate, seeds),
+        id=f"{which}-{mutate.__name__}-{seeds.start}-{seeds.stop}",
+        marks=[pytest.mark.slow] if len(seeds) == PIECE else [],
+    )
+    for seeds in SEEDS
     for which, mutate in KINDS
 ]
 
 
-@pytest.mark.parametrize(("which", "mutate", "n"), CASES)
-def test_a_result_or_one_line(tried, which, mutate, n):
-    counts = tried(which, mutate, n)
+@pytest.mark.parametrize(("which", "mutate", "seeds"), CASES)
+def test_a_result_or_one_line(tried, which, mutate, seeds):
+    counts = tried(which, mutate, seeds)
     assert sum(counts[slug] for slug in SLUGS & counts.keys()) > 0
-    assert n == FEW or counts[""] > 0  # not all is refused: readers are tried too
+    assert len(seeds) == FEW or counts[""] > 0  # not all is refused: readers are tried too
 
 
 @pytest.mark.parametrize("n", [FEW * 5, pytest.param(MANY, marks=pytest.mark.slow)])
@@ -292,28 +298,36 @@ def test_a_graph_with_other_values(n):
 FOLDER = {"model.py": MODEL, "weight_meta.py": WEIGHTS, "input_meta.py": META}
 
 
+@pytest.mark.parametrize("mutate", [of_bytes, of_source])
 @pytest.mark.parametrize("n", [FEW * 5, pytest.param(MANY, marks=pytest.mark.slow)])
-def test_a_graph_of_another_tool_or_a_reason(tmp_path, n):
+def test_a_graph_of_another_tool_or_a_reason(tmp_path, n, mutate):
     """Read in this process: a worker process would take anything for a reason."""
-    n_programs = 0
+    n_programs, slowest = 0, 0.0
     for seed in range(n):
         for name, text in FOLDER.items():
             (tmp_path / name).write_text(text)
-        of_source(tmp_path / [*FOLDER][seed % len(FOLDER)], seed)
+        mutate(tmp_path / [*FOLDER][seed % len(FOLDER)], seed)
+        began = time.perf_counter()
         found = collect_folders(tmp_path, lambda _: True, lambda *_: None)
+        slowest = max(slowest, time.perf_counter() - began)
         n_programs += len(found.programs)
         assert found.programs or any(stage.left_out for stage in found.stages), seed
+    print("folder of a graph", mutate.__name__, n, f"{n_programs} programs, slowest {slowest:.1f} s")
     assert 0 < n_programs < n
 
 
+@pytest.mark.parametrize("mutate", [of_bytes, of_json, of_source])
 @pytest.mark.parametrize("n", [FEW * 5, pytest.param(MANY, marks=pytest.mark.slow)])
-def test_settings_of_a_campaign(tried, files, tmp_path, capsys, n):
+def test_settings_of_a_campaign(tried, files, tmp_path, capsys, n, mutate):
     path = tmp_path / "c" / "campaign.json"
-    whole, slugs = path.read_text(), set()
+    whole, slugs, slowest = path.read_text(), Counter(), 0.0
     for seed in range(n):
         path.write_text(whole)
-        (of_json if seed % 2 else of_source)(path, seed)
+        mutate(path, seed)
         for name in ("status", "report"):
-            slugs.add(OF_A_CAMPAIGN[name](capsys, path))
-    assert slugs <= SLUGS | OTHERS | {""}
-    assert slugs - {""}
+            began = time.perf_counter()
+            slugs[OF_A_CAMPAIGN[name](capsys, path)] += 1
+            slowest = max(slowest, time.perf_counter() - began)
+    print("settings of a campaign", mutate.__name__, n, dict(slugs), f"slowest {slowest:.1f} s")
+    assert slugs.keys() <= SLUGS | OTHERS | {""}
+    assert slugs.keys() - {""}

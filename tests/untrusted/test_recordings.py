@@ -479,3 +479,19 @@ def test_a_grid_is_not_written_through_links():
     record_grid([parse("cpu[threads=1]")], ["program.py"], folder)
     assert Path("mine").read_text() == "mine"
     assert {p.name for p in folder.iterdir()} >= {FILE, "threads-1.shadowrec"}
+
+
+def test_a_recording_without_its_header_is_named(capsys):
+    """It was taken for a file of another kind: "give two recordings, or two data files"."""
+    write("a.shadowrec", **whole())
+    broken = Path("b.shadowrec")
+    broken.write_bytes(bytes(100) + Path("a.shadowrec").read_bytes()[100:])
+    both(capsys, "classes", status=2)
+    for given in (["a.shadowrec", "b.shadowrec"], ["b.shadowrec", "a.shadowrec"], ["b.shadowrec", "b.shadowrec"]):
+        assert main(["diff", *given]) == 2
+        said = capsys.readouterr().err
+        assert "'b.shadowrec' is not a recording" in said
+        assert "data-file-not-ours" in said
+    broken.rename("b.shadowrun")
+    assert main(["diff", "a.shadowrec", "b.shadowrun"]) == 2
+    assert "give two recordings, or two data files" in capsys.readouterr().err

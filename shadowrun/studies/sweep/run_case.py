@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shadowrun import sim
 from shadowrun.comparison import compare
 from shadowrun.intercept.plan import make_plan
 from shadowrun.intercept.torch_operators import unwrapped
@@ -22,6 +23,7 @@ from shadowrun.intercept.torchapi import DispatchMode
 from shadowrun.numerics.bits import Uncomparable, bits_equal
 from shadowrun.numerics.form import form_difference
 from shadowrun.operators.facts import facts
+from shadowrun.platforms.spec import parse
 from shadowrun.platforms.unsupported import classify, first_sentence
 from shadowrun.platforms.worker.client import Unsendable, WorkerDied
 from shadowrun.replay.copies import move, tensors_in, without_strides
@@ -161,6 +163,10 @@ class CaseRunner:
     def __init__(
         self, target: str, ref: str, call_limit_s: float, on_target: Callable[[], None], *, capture: bool = False
     ) -> None:
+        for spec in map(parse, (target, ref)):
+            # Programs of cases run on the device itself: autograd finds no device that has no name.
+            if spec.device_type == "sim" and not spec.needs_process and not sim.is_named():
+                sim.enable(flaws=sim.active())
         # No settings file and no known issues: a sweep is about the platform, not about a project. Not asynchronous:
         # the records of a case are read before the next begins.
         self._run = compare(

@@ -478,7 +478,7 @@ def test_one_file_twice_and_equal_names(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("content", "slug"), [(None, "data-file-missing"), (b"text", "bad-option"), (b"", "bad-option")]
+    ("content", "slug"), [(None, "data-file-missing"), (b"text", "data-file-not-ours"), (b"", "data-file-not-ours")]
 )
 def test_what_is_no_recording(tmp_path, capsys, content, slug):
     a, b = program(tmp_path / "a.shadowrec").write(), tmp_path / "b.shadowrec"

@@ -4,14 +4,14 @@ import pytest
 
 from shadowrun.sim import CATALOGUE, PRESETS
 from shadowrun.studies.isolation.pool import Limits
-from shadowrun.studies.sweep.cases import FAILURES, Kind, Part
+from shadowrun.studies.sweep import opinfo
+from shadowrun.studies.sweep.cases import FAILURES, PARTS, Kind, Part
 from shadowrun.studies.sweep.coverage_file import CoverageFile
 from shadowrun.studies.sweep.sweeping import SweepRequest, plan, sweep
 
 GAPS = {
     ("sparse.mm.reduce", Kind.UNSUPPORTED), ("sparse.sampled_addmm", Kind.UNSUPPORTED), ("to_sparse", Kind.UNSUPPORTED),
     ("to", Kind.UNSUPPORTED),  # pinned memory
-    ("addbmm", Kind.FORM),  # in place, the CPU lets a tensor of shape (1,) become one of shape (5, 10)
     ("mode", Kind.ERROR),  # out=: "mode only supports CPU, CUDA and XPU device type"
     ("resize_as_", Kind.MISMATCH),
 }  # fmt: skip
@@ -58,6 +58,28 @@ def flaws_of(case, finding, preset):
     return {name for name in PRESETS[preset] if names & {base(op) for op in CATALOGUE[name].operators}}
 
 
+QUIET = {"on_result": lambda *_: None, "on_task": lambda _: None}
+
+
+@pytest.mark.parametrize("every", [50, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_clean_device_gives_a_clean_sweep(tmp_path, every):
+    """Of no preset: nothing but the target names the device, and backward passes have to find it all the same.
+
+    In place, the CPU makes what `addbmm_` writes to as large as the product.
+    """
+    ops = ("addbmm", *sorted(opinfo.database())[::every])
+    wish = SweepRequest("sim", ops=ops, parts=PARTS, samples=1)
+    path = tmp_path / "x.shadowcov"
+    assert sweep(wish, plan(wish), path, jobs=1, limits=Limits(600.0, 8 << 30), **QUIET)
+    results = list(CoverageFile.open(path).results())
+    found = {(case.operator, outcome.kind) for case, outcome in results if outcome.kind in FAILURES}
+    passed = {(case.operator, case.part) for case, outcome in results if outcome.kind is Kind.PASS}
+    print(f"{len({operator for operator, _ in passed})} operators, {len(results)} cases, {found}")
+    assert found <= GAPS
+    assert {("addbmm", part) for part in (Part.FORWARD, Part.BACKWARD, Part.INPLACE, Part.OUT, Part.MEMORY)} <= passed
+    assert len(passed) > 3 * len(ops)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 def test_what_is_blamed_is_what_the_catalogue_names(tmp_path, preset):
@@ -70,8 +92,7 @@ def test_what_is_blamed_is_what_the_catalogue_names(tmp_path, preset):
         flaws=PRESETS[preset],
     )
     path = tmp_path / "x.shadowcov"
-    quiet = {"on_result": lambda *_: None, "on_task": lambda _: None}
-    assert sweep(wish, plan(wish), path, jobs=2, limits=Limits(600.0, 8 << 30), **quiet)
+    assert sweep(wish, plan(wish), path, jobs=2, limits=Limits(600.0, 8 << 30), **QUIET)
     found, unexplained = set(), []
     for case, outcome in CoverageFile.open(path).results():
         for finding in outcome.findings:
