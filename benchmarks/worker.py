@@ -2,7 +2,9 @@
 
 For each size, an operator runs alternately here and in the worker (A B A B), with the tensor in shared memory and with
 the tensor sent through the socket. The output has medians: microseconds for a call, the ratio to the call here, and the
-data rate (there and back). ``--train`` measures a training step that is compared with such a platform.
+data rate (there and back). ``--train`` measures a training step of the transformer of ``workloads.py`` that is compared
+with such a platform, after its first steps, in which each line is judged in full: wall time, and processor time of this
+process.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 import torch
+import workloads
 
 import shadowrun
 from shadowrun.platforms.spec import parse
@@ -77,33 +80,32 @@ def calls(spec: str, op: str, rounds: int) -> None:
 
 
 def train(spec: str, rounds: int) -> None:
-    """A training step of a small network: plain, and compared with the platform."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(
-        *(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.LayerNorm(512), torch.nn.Linear(512, 10))
-    )
-    optimizer = torch.optim.AdamW(model.parameters())
-    x, y = torch.randn(128, 256), torch.randint(10, (128,))
-
-    def step() -> None:
-        torch.nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
+    """A training step of the transformer: plain, and compared with the platform, in turns."""
+    (workload,) = workloads.chosen(workloads.WORKLOADS, "transformer*")
+    program = workload.build()
     run = shadowrun.compare(spec)
+    # Wall and processor seconds of a step, plain and compared.
+    plain, compared, ratios = [], [], []
+    for k in range(rounds + 1):
+        plain.append(_blocks(program.step, 5))
+        with run:
+            compared.append(_blocks(lambda: (program.step(), run.step()), 3 if k else 8))
+        if k:
+            ratios.append([b / a for a, b in zip(plain[-1], compared[-1], strict=True)])
+    n = sum(run.counts().values()) / (3 * rounds + 8)
+    for name, side in (("wall", 0), ("processor", 1)):
+        a, b = (statistics.median(s[side] for s in seconds) for seconds in (plain[1:], compared[1:]))
+        r = sorted(pair[side] for pair in ratios)
+        spread = f"x {statistics.median(r):.1f} ({r[0]:.1f} to {r[-1]:.1f})"
+        print(f"transformer's step, {name}: {1e3 * a:.1f} ms plain, {1e3 * b:.1f} ms compared with {spec}, {spread}")
+        print(f"  {n:.0f} calls in a step, {1e6 * (b - a) / n:.0f} µs for each")
 
-    def compared() -> None:
+
+def _blocks(step: Callable[[], object], n: int) -> tuple[float, float]:
+    wall, cpu = time.perf_counter(), time.process_time()
+    for _ in range(n):
         step()
-        run.step()
-
-    plain = measured({"plain": step}, rounds, 5)["plain"]
-    with run:
-        seconds = measured({"compared": compared}, rounds, 5)["compared"]
-    again = measured({"plain": step}, rounds, 5)["plain"]
-    n = sum(run.counts().values()) / (5 * (rounds + 1))
-    plain = statistics.median([plain, again])
-    print(f"training step: {1e3 * plain:.2f} ms plain, {1e3 * seconds:.2f} ms compared, x {seconds / plain:.1f}")
-    print(f"  {n:.0f} calls in a step, {1e6 * (seconds - plain) / n:.0f} µs for each")
+    return (time.perf_counter() - wall) / n, (time.process_time() - cpu) / n
 
 
 def main() -> None:
@@ -112,14 +114,15 @@ def main() -> None:
     parser.add_argument("--spec", default="cpu[isa=avx2]", help="platform (default: %(default)s)")
     parser.add_argument("--op", default="neg", help="operator of one tensor (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=4, help="rounds of each way")
-    parser.add_argument("--train", action="store_true", help="also measure a training step")
+    parser.add_argument("--train", action="store_true", help="measure a training step instead")
     parser.add_argument("--threads", type=int, help="threads here and there")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
-    calls(options.spec, options.op, options.rounds)
     if options.train:
         train(options.spec, options.rounds)
+    else:
+        calls(options.spec, options.op, options.rounds)
 
 
 if __name__ == "__main__":

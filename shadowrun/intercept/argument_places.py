@@ -396,6 +396,14 @@ def _dense(given: Given) -> Iterator[str]:
             yield f"elements of {name} lie in the same place, where the kernel reads as many as there are"
 
 
+def _rows(given: Given) -> Iterator[str]:
+    # Masks are expanded in each model; the kernel has strides for these, and for all dimensions but the last.
+    for name in ("query", "key", "value", "out"):
+        t = given.get(name)
+        if isinstance(t, torch.Tensor) and t.dim() and t.shape[-1] > 1 and not t.stride(-1):
+            yield f"elements of a row of {name} lie in the same place, where the kernel reads as many as there are"
+
+
 def _chunks(given: Given) -> Iterator[str]:
     tensors, dim = given.get("tensors"), given.get("dim", 0)
     if not isinstance(tensors, (list, tuple)) or type(dim) is not int:
@@ -441,5 +449,6 @@ _FAMILIES: Final[dict[str, Look]] = {
     "_chunk_cat": _chunks,
     "_scaled_grouped_mm_v2": _grouped,
     # Kernels that take dense memory for granted: each tensor of each operator was expanded, before a guard page.
-    r"(nan)?median|native_group_norm\w*|_scaled_dot_product_flash_attention_for_cpu\w*": _dense,
+    r"(nan)?median|native_group_norm\w*": _dense,
+    r"_scaled_dot_product_flash_attention_for_cpu\w*": _rows,
 }

@@ -263,7 +263,8 @@ def _constant(a: np.ndarray[Any, Any], e: np.ndarray[Any, Any]) -> float | None:
         return None
     # Divided first: the square of a float64 above 1e154 overflows.
     scale = np.abs(e).max()
-    return float(np.dot(a / scale, e / scale) / np.dot(e / scale, e / scale))
+    # No `np.dot`: see `bias._norm`.
+    return float(np.sum(a / scale * (e / scale)) / np.sum(np.square(e / scale)))
 
 
 def permuted(call: MismatchedCall) -> str | None:

@@ -228,8 +228,10 @@ def _softmax(operator: _Operator) -> _Operator:
 
 
 def _softmax_backward(operator: _Operator) -> _Operator:
+    """The backward pass of that: a float32 gradient becomes one of the 16-bit input."""
+    # The CPU's operator takes no notice of the input's dtype; a 16-bit gradient stays one on each device.
     return lambda grad, out, dim, input_dtype: operator(grad, out, dim, grad.dtype).to(
-        grad.dtype if grad.dtype is torch.float64 else input_dtype
+        input_dtype if grad.dtype is torch.float32 else grad.dtype
     )
 
 

@@ -47,7 +47,7 @@ def test_a_recording_goes_on_whatever_happens_to_us(graph, monkeypatch):
     with shadowrun.compare("sim") as run:
         recorded = graph()
         recorded.pipeline = run._replayer._paths._pipeline
-        monkeypatch.setattr(run._replayer._paths, "settle", lambda: 1 / 0)
+        monkeypatch.setattr(run._replayer._paths, "drain", lambda: 1 / 0)
         assert recorded.capture_begin() == (None, "global")
         monkeypatch.undo()
 

@@ -335,6 +335,8 @@ def test_softmax_of_16_bits_into_float32(name):
     (wanted,) = torch.autograd.grad(getattr(torch, name[1:])(leaf, 1), leaf, grad)
     assert found.dtype is torch.float16
     torch.testing.assert_close(found, wanted.half())
+    # A mutated program or autocast leaves a float32 input's dtype with a 16-bit gradient.
+    assert backward(grad.bfloat16(), out.bfloat16(), 1, torch.float32).dtype is torch.bfloat16
 
 
 def test_counts_of_integers():

@@ -45,10 +45,10 @@ def watch(request, monkeypatch):
 def called(watch, plan, args, kwargs=None, *, by=lambda: None):
     """What a call is found to have written; `by` stands for its kernel."""
     kwargs = kwargs or {}
-    watched = watch.before(plan, args, kwargs)
+    watched = watch.begin_call(plan, args, kwargs)
     by()
-    watch.ended()
-    return watch.found(plan, args, kwargs, watched)
+    watch.end_call()
+    return watch.writes_of(plan, args, kwargs, watched)
 
 
 # -- what is watched -----------------------------------------------------------------------------
@@ -136,11 +136,11 @@ def test_memory_that_a_collective_got_is_left_out(watch):
 
 def test_a_call_beside_another_is_not_watched(watch):
     x, y = torch.rand(4), torch.rand(4)
-    other = watch.before(ADD, (y, y), {})
+    other = watch.begin_call(ADD, (y, y), {})
     assert called(watch, ADD, (x, x), by=lambda: x.numpy().fill(1)) == []
     y.numpy().fill(1)
-    watch.ended()
-    assert watch.found(ADD, (y, y), {}, other) == []
+    watch.end_call()
+    assert watch.writes_of(ADD, (y, y), {}, other) == []
 
 
 # -- how often -----------------------------------------------------------------------------------
@@ -150,9 +150,9 @@ def watched(watch, plan, n, make):
     found = []
     for number in range(1, n + 1):
         args = make(number)
-        if watch.before(plan, args, {})[1]:
+        if watch.begin_call(plan, args, {})[1]:
             found.append(number)
-        watch.ended()
+        watch.end_call()
     return found
 
 

@@ -311,6 +311,17 @@ def test_kernels_that_take_dense_memory_for_granted(name):
     check_arguments(call, [v.contiguous() if isinstance(v, torch.Tensor) else v for v in given], {})
 
 
+@pytest.mark.parametrize("dim", range(4))
+def test_attention_has_strides_for_masks_and_all_dimensions_but_the_last(dim):
+    """Each model expands its masks, and grouped queries their keys. Run beside guard pages, both passes."""
+    call = aten._scaled_dot_product_flash_attention_for_cpu.default
+    mask = torch.ones(2, 2, 8, 8).narrow(dim, 0, 1).expand(2, 2, 8, 8)
+    check_arguments(call, (torch.ones(2, 2, 8, 8),) * 3, {"attn_mask": mask})
+    few = torch.ones(2, 2, 8, 8).narrow(dim, 0, 1).expand(2, 2, 8, 8)
+    with contextlib.nullcontext() if dim < 3 else pytest.raises(Refused, match="a row of key"):
+        check_arguments(call, (torch.ones(2, 2, 8, 8), few, few), {})
+
+
 @pytest.mark.parametrize("name", ["tanh_backward", "hardswish_backward", "mse_loss_backward"])
 def test_elementwise_backward_passes_broadcast(name):
     """As they do for `torch.func.vmap`; their kernels look at shapes."""

@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from shadowrun import sim
+from shadowrun.compiled.rounding import filled_memory
 from shadowrun.intercept.plan import make_plan
 from shadowrun.intercept.torch_operators import unwrapped
+from shadowrun.numerics.bits import bits_equal
+from shadowrun.operators.facts import facts
 from shadowrun.platforms import parse
 from shadowrun.platforms.worker.client import WorkerDied
 from shadowrun.replay.copies import move, without_strides
@@ -247,6 +250,8 @@ class _Pair:
         if other_list or any(node.name in _BY_DEVICE for node in variant.graph.nodes):
             # 5 of 400 variants were false findings on the clean simulated device before.
             found = [f for f in found if f.explanation != AS_A_WHOLE]
+        elif any(f.explanation == AS_A_WHOLE for f in found) and _reads_new_memory(variant):
+            found = [f for f in found if f.explanation != AS_A_WHOLE]
         observed = self._cases.observed
         refused = next((f for f in found if f.kind in (Kind.HARNESS, Kind.NOT_VALID)), None)
         if refused is not None and observed is None:
@@ -378,6 +383,17 @@ class _Pair:
             return _tensors(program_of(variant, _remote_caller(executor))(_CPU)())
         except (RuntimeError, NotImplementedError, WorkerDied, ValueError, TypeError, IndexError):
             return None
+
+
+def _reads_new_memory(variant: Variant) -> bool:
+    """Whether a result depends on memory that no kernel writes (``torch.empty``)."""
+    if not any(facts(node.name).uninitialised for node in variant.graph.nodes):
+        return False
+    results = []
+    for zeros in (False, True):
+        with filled_memory(zeros=zeros):
+            results.append(_tensors(program_of(variant)(_CPU)()))
+    return not all(map(bits_equal, *results))
 
 
 def _remote_caller(executor: Executor) -> Call:

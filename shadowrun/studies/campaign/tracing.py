@@ -28,7 +28,9 @@ __all__ = ["Invalid", "OpInfo", "Trace", "Values", "copied", "first_line", "info
 
 MAX_ELEMENTS: Final = 1 << 20
 """Of one result: variants are small."""
-_MAX_BYTES: Final = 1 << 26
+_MAX_BYTES: Final = 1 << 25
+# Of a small tensor beside its values: its description and torch's objects (measured: 1.2 KiB).
+_ENTRY_BYTES: Final = 1280
 _CPU: Final = torch.device("cpu")
 _FLOATS: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _INTEGERS: Final = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -120,10 +122,11 @@ class Values:
         found = self._made.get(described)
         if found is None:
             found = make_input(described, self._seed)
-            self._n_bytes += found.untyped_storage().nbytes()
+            n_bytes = found.untyped_storage().nbytes() + _ENTRY_BYTES
+            self._n_bytes += n_bytes
             if self._n_bytes > _MAX_BYTES:
                 self._made.clear()
-                self._n_bytes = found.untyped_storage().nbytes()
+                self._n_bytes = n_bytes
             self._made[described] = found
         return found
 

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from shadowrun.studies.campaign import tracing
 from shadowrun.studies.campaign.counter_rng import CounterRng
 from shadowrun.studies.campaign.mutators import ALL, FAMILIES, MUTATORS
 from shadowrun.studies.campaign.mutators.sizes import regrouped
@@ -395,8 +396,6 @@ def test_the_trace_of_a_variant_starts_at_its_first_change(monkeypatch):
     draft = LIBRARY.draft(MLP_ID)
     _ = draft.trace
     ran = []
-    from shadowrun.studies.campaign import tracing
-
     plain = tracing.run_node
     monkeypatch.setattr(tracing, "run_node", lambda node, known: ran.append(node.name) or plain(node, known))
     after = MUTATORS["insert"].apply(draft, (4, 0, "tanh"))
@@ -406,3 +405,15 @@ def test_the_trace_of_a_variant_starts_at_its_first_change(monkeypatch):
 
 def test_embeddings_run_as_written():
     assert [t.shape for t in results(EMBEDDING)] == [(2, 6, 8), (2, 6, 16)]
+
+
+def test_values_of_inputs_are_kept_within_a_bound_that_small_tensors_count_in(monkeypatch):
+    monkeypatch.setattr(tracing, "_MAX_BYTES", 1 << 16)
+    values, kept = tracing.Values(), []
+    for k in range(200):
+        made = values(Input(f"x{k}", (3,)))
+        assert values(Input(f"x{k}", (3,))) is made
+        kept.append(len(values._made))
+    # Twelve bytes each: by their values alone, all 200 would be kept.
+    assert max(kept) == (1 << 16) // (tracing._ENTRY_BYTES + 12)
+    assert kept[-1] < 200

@@ -13,7 +13,10 @@ from shadowrun.studies.campaign.recipe import Recipe
 from shadowrun.studies.campaign.root_causes import signature
 from shadowrun.studies.campaign.runner import REFERENCE, TARGET, RunnerSettings, VariantRunner
 from shadowrun.studies.campaign.variant import Execution, Variant
+from shadowrun.studies.sweep.cases import CaseFinding, Kind
+from shadowrun.studies.sweep.run_case import AS_A_WHOLE, CaseRunner
 from shadowrun.studies.zoo.graph import Fill, Graph, Input, Node, Ref
+from shadowrun.types import Cause
 
 aten = torch.ops.aten
 X, W = Input("x", (4, 16)), Input("w", (16, 8), requires_grad=True)
@@ -124,6 +127,19 @@ def test_attention_that_each_device_computes_by_other_operators_is_no_finding(ru
 
 
 LEAKY = Graph((Input("x", (5, 7)),), (Node(aten.leaky_relu.default, (Ref(-1),)),), (Ref(0),))
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_only_what_depends_on_memory_that_no_kernel_writes_may_differ_as_a_whole(runner, monkeypatch, reads):
+    new = Node(torch.ops.aten.new_empty.default, (Ref(-1), (6,)))
+    nodes = (new, Node(torch.ops.aten.mul.Tensor, (Ref(0), 2.0)), Node(torch.ops.aten.neg.default, (Ref(-1),)))
+    graph = Graph((Input("x", (6,)),), nodes, (Ref(1 if reads else 2),))
+
+    def differs(*_):
+        return [CaseFinding(Kind.MISMATCH, "", "", Cause.IMPLEMENTATION, AS_A_WHOLE, "")]
+
+    monkeypatch.setattr(CaseRunner, "_compare_whole", differs)
+    assert bool(runner.run(variant(graph)).findings) is not reads
 
 
 def test_a_platform_is_compared_with_itself_where_the_recipe_asks_for_it(runner):
