@@ -10,7 +10,7 @@ from shadowrun.judge.ladder import Rung, Step, Trace, deciding, recorded_steps, 
 from shadowrun.types import Cause, Status, Verdict
 from tests.judge.test_bias import truncated
 from tests.judge.test_factorizations import signs
-from tests.judge.test_products import in_half_blocks, normal
+from tests.judge.test_matrix_products import in_half_blocks, normal
 
 aten = torch.ops.aten
 NAN = float("nan")
