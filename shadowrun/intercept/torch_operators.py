@@ -108,7 +108,9 @@ def raw_operator(func: torch._ops.OpOverload) -> Callable[..., Any]:
     """What an `OpOverload` calls when it is called: 0.4 µs less per call. Seen on 2.11 and 2.13."""
     operator: Callable[..., Any] = getattr(func, "_op", func)
     if str(func) in _CONJUGATES_INSIDE:
-        return _with_conjugates(operator)
+        return _including(operator, torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative)
+    if _writes_to_lists(func):
+        return _including(operator, torch._C.DispatchKey.ADInplaceOrView)
     return _taking_numbers(operator) if str(func) in _ASKED_OF_CONSTANTS else operator
 
 
@@ -117,14 +119,20 @@ _ASKED_OF_CONSTANTS = ("aten._local_scalar_dense.default", "aten.equal.default")
 _CONJUGATES_INSIDE = ("aten.linalg_pinv.atol_rtol_tensor", "aten.linalg_pinv.atol_rtol_tensor_out")
 
 
-def _with_conjugates(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator whose one kernel for all devices multiplies conjugated views."""
-    # A mode's handler runs with the keys excluded that would resolve these, so under any mode, an empty one included,
-    # the pseudo-inverse of a complex matrix is far off. Seen on 2.13. Without it, a comparison changes that result.
+def _writes_to_lists(func: torch._ops.OpOverload) -> bool:
+    arguments = func._schema.arguments
+    return any(a.alias_info is not None and a.alias_info.is_write and "List" in str(a.type) for a in arguments)
+
+
+def _including(operator: Callable[..., Any], *keys: torch._C.DispatchKey) -> Callable[..., Any]:
+    """An operator whose one kernel for all devices calls others that need these keys."""
+    # A mode's handler runs with them excluded, so under any mode, an empty one included, the pseudo-inverse of a
+    # complex matrix is far off (it multiplies conjugated views), and `_foreach_add_` counts no write to its tensors:
+    # autograd then loses gradients of views, and does not raise where a saved tensor was written to. Seen on 2.13.
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch._C._PreserveDispatchKeyGuard():
-            for key in (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative):
+            for key in keys:
                 torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
             return operator(*args, **kwargs)
 

@@ -195,3 +195,30 @@ def test_the_pseudo_inverse_of_a_complex_matrix(target):
     assert torch.equal(compared, plain)
     assert run.counts()[Status.MISMATCH] == 0
     assert any(r.call.op.startswith("aten::linalg_pinv") for r in run.records())
+
+
+@pytest.mark.parametrize(
+    "block", [lambda: shadowrun.compare("cpu"), lambda: shadowrun.compare("sim"), shadowrun.nan_track]
+)
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_writes_to_lists_are_counted(block, device, clean_sim):
+    """Under any mode, an empty one included, torch does not count them: gradients of views are lost without a word."""
+
+    def views():
+        x, y = (torch.ones(4, 3, device=device, requires_grad=True) for _ in range(2))
+        view = x.clone().view(12).view(4, 3)
+        torch._foreach_add_([view], [y * 2])
+        return [None if g is None else g.tolist() for g in torch.autograd.grad(view.sum(), [x, y], allow_unused=True)]
+
+    def saved():
+        x, w = torch.ones(3, device=device), torch.ones(3, device=device, requires_grad=True)
+        loss = (x * w).sum()
+        torch._foreach_mul_([x], 2.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        return x._version
+
+    expected = views(), saved()
+    with block():
+        assert (views(), saved()) == expected
+    assert expected == ([[[1.0] * 3] * 4, [[2.0] * 3] * 4], 1)

@@ -386,8 +386,9 @@ class _Pair:
 
 
 def _reads_new_memory(variant: Variant) -> bool:
-    """Whether a result depends on memory that no kernel writes (``torch.empty``)."""
-    if not any(facts(node.name).uninitialised for node in variant.graph.nodes):
+    """Whether a result depends on memory that no kernel writes: ``torch.empty``, a part of what CTC loss returns."""
+    rows = [facts(node.name) for node in variant.graph.nodes]
+    if not any(row.uninitialised or row.uninitialised_returns for row in rows):
         return False
     results = []
     for zeros in (False, True):
