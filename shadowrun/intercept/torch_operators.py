@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.platforms.backends import DISPATCH_KEYS
+from shadowrun.torch_private import schema_of
 from shadowrun.torch_versions import need
 
 if TYPE_CHECKING:
@@ -120,8 +121,9 @@ _CONJUGATES_INSIDE = ("aten.linalg_pinv.atol_rtol_tensor", "aten.linalg_pinv.ato
 
 
 def _writes_to_lists(func: torch._ops.OpOverload) -> bool:
-    arguments = func._schema.arguments
-    return any(a.alias_info is not None and a.alias_info.is_write and "List" in str(a.type) for a in arguments)
+    return any(
+        a.alias_info is not None and a.alias_info.is_write and "List" in str(a.type) for a in schema_of(func).arguments
+    )
 
 
 def _including(operator: Callable[..., Any], *keys: torch._C.DispatchKey) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ from shadowrun.studies.campaign.metamorphic import Metamorphic
 from shadowrun.studies.campaign.oracles import FIRED, from_mask
 from shadowrun.studies.campaign.recipe import Recipe
 from shadowrun.studies.campaign.root_causes import signature
-from shadowrun.studies.campaign.runner import REFERENCE, TARGET, RunnerSettings, VariantRunner
+from shadowrun.studies.campaign.runner import REFERENCE, TARGET, RunnerSettings, VariantRunner, _reads_new_memory
 from shadowrun.studies.campaign.variant import Execution, Variant
 from shadowrun.studies.sweep.cases import CaseFinding, Kind
 from shadowrun.studies.sweep.run_case import AS_A_WHOLE, CaseRunner
@@ -140,6 +140,14 @@ def test_only_what_depends_on_memory_that_no_kernel_writes_may_differ_as_a_whole
 
     monkeypatch.setattr(CaseRunner, "_compare_whole", differs)
     assert bool(runner.run(variant(graph)).findings) is not reads
+
+
+def test_an_operator_that_refuses_nan_reads_the_new_memory():
+    aten = torch.ops.aten
+    new, half = Node(aten.new_empty.default, (Ref(-1), (6,))), Node(aten.full.default, ((6,), 0.5))
+    loss = Node(aten.binary_cross_entropy.default, (Ref(0), Ref(1)))
+    assert _reads_new_memory(variant(Graph((Input("x", (6,)),), (new, half, loss), (Ref(2),))))
+    assert not _reads_new_memory(variant(Graph((Input("x", (6,)),), (new, half), (Ref(1),))))
 
 
 def test_a_platform_is_compared_with_itself_where_the_recipe_asks_for_it(runner):
