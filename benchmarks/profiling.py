@@ -26,7 +26,7 @@ from shadowrun.recording.recorder import Recorder
 from shadowrun.replay import same_device
 from shadowrun.replay.comparator import Comparator
 from shadowrun.replay.executor import Executor
-from shadowrun.replay.memory import CopyBuffers
+from shadowrun.replay.input_copies import CopyBuffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

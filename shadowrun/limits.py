@@ -59,7 +59,7 @@ class ResourceLimits:
     seconds: int
 
     @classmethod
-    def of(cls, names: Iterable[str], packed: int = 1) -> Self:
+    def for_files(cls, names: Iterable[str], packed: int = 1) -> Self:
         """For the files, folders and patterns among some words; any other word counts for nothing.
 
         Args:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from shadowrun.comparison import Comparison
     from shadowrun.recording.model import Recording
-    from shadowrun.studies.classes.known import ClassCheck
+    from shadowrun.studies.classes.known_classes import ClassCheck
 
 __all__ = [
     "KnownClasses",
@@ -226,7 +226,7 @@ class KnownClasses:
         """
         __tracebackhide__ = True
         from shadowrun.recording.recording_file import read
-        from shadowrun.studies.classes import known
+        from shadowrun.studies.classes import known_classes
         from shadowrun.studies.classes.platforms import platforms_of
 
         self._n_checks += 1
@@ -235,19 +235,19 @@ class KnownClasses:
         loaded = read(Path(recording)) if isinstance(recording, str | Path) else recording
         platform = platforms_of([loaded], [test])[0].with_facts(test=test)
         # Other tests may have the same calls: their classes are no candidates.
-        every = known.read_known(self.path) if self.path.exists() else []
-        found = known.check_platform(platform, [entry for entry in every if entry.is_of(test=test)])
+        every = known_classes.read_known(self.path) if self.path.exists() else []
+        found = known_classes.check_platform(platform, [entry for entry in every if entry.is_of(test=test)])
         if found.known:
             return found
         reason = self._config.getoption("known_classes_update")
         if reason is None:
             raise AssertionError(f"{found.message}\n{self.path.name} of {self.path.parent.name}: {_HINT}")
-        new = known.classes_to_know([platform], outputs, reason)
+        new = known_classes.classes_to_know([platform], outputs, reason)
         if not new:
             raise AssertionError(f"{test}: the recording has no results: no call left a digest")
         written = self._config.stash[_written]
-        written[self.path] = written.get(self.path, 0) + known.write_known(self.path, new)
-        return known.check_platform(platform, new)
+        written[self.path] = written.get(self.path, 0) + known_classes.write_known(self.path, new)
+        return known_classes.check_platform(platform, new)
 
 
 class _Recorded:

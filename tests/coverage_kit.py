@@ -23,6 +23,6 @@ def write(path, failing, *, operators=OPERATORS, dtypes=("float32",), parts=PART
             for part in parts:
                 places = ((operator, d, p) for d in (dtype, None) for p in (part, None))
                 found = [failing[place] for place in places if place in failing]
-                file.add(Case(operator, dtype, part, 0), CaseOutcome.of(found, "f32[2]"))
+                file.add(Case(operator, dtype, part, 0), CaseOutcome.from_findings(found, "f32[2]"))
     file.close()
     return path

@@ -13,7 +13,7 @@ from shadowrun.intercept import attribution, call_sites
 from shadowrun.judge import bias_over_calls, known_roundings, remembered_bounds
 from shadowrun.recording import recorder
 from shadowrun.replay import memory_effects, native_handler, same_device
-from shadowrun.store import pending
+from shadowrun.store import write_buffer
 
 TABLES = (dict, list, set, collections.OrderedDict, collections.Counter, collections.defaultdict, collections.deque)
 BOUND, N_SHAPES, FURTHER = 120, 500, 150
@@ -23,7 +23,7 @@ BOUNDS = (
     (remembered_bounds, "MAX_CONTEXTS"),
     (known_roundings, "MAX_CONTEXTS"),
     (bias_over_calls, "MAX_KINDS"),
-    (pending, "MAX_REMEMBERED"),
+    (write_buffer, "MAX_REMEMBERED"),
     (attribution, "_MAX_LINKS"),
     (call_sites, "_MAX_SITES"),
 )

@@ -35,7 +35,7 @@ def test_tables_of_files(tmp_path):
         ("cos", Part.BACKWARD),
         ("rand", Part.FORWARD, CaseFinding(Kind.UNVERIFIED)),
     ):
-        file.add(Case(name, "float32", part, 0), CaseOutcome.of(list(findings)))
+        file.add(Case(name, "float32", part, 0), CaseOutcome.from_findings(list(findings)))
     file.add_time(120.0, 60.0, complete=True)
     file.close()
     page = tmp_path / "page.md"

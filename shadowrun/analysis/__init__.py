@@ -22,6 +22,7 @@ from shadowrun.analysis.coverage import (
     api_coverage,
     operator_coverage,
 )
+from shadowrun.analysis.finding_origins import FindingOrigin, find_origins
 from shadowrun.analysis.findings import (
     KINDS,
     Finding,
@@ -35,7 +36,6 @@ from shadowrun.analysis.findings import (
 from shadowrun.analysis.gate import Gate, evaluate_gate
 from shadowrun.analysis.known_issues import KnownIssues, LedgerLineUse, LedgerUse
 from shadowrun.analysis.min_tolerance import MinTolerance
-from shadowrun.analysis.places import Place, find_places
 from shadowrun.analysis.regions import Regions, RegionSummary, summarise_regions
 from shadowrun.analysis.source_lines import SourceFile, SourceLine, SourceText, read_source, split_site
 from shadowrun.analysis.summary import DriftStep, OperatorSummary, count_statuses, summarise, trace_drift
@@ -53,6 +53,7 @@ __all__ = [
     "Finding",
     "FindingChange",
     "FindingInRun",
+    "FindingOrigin",
     "FunctionCoverage",
     "Gate",
     "KnownIssues",
@@ -63,7 +64,6 @@ __all__ = [
     "Note",
     "OperatorCoverage",
     "OperatorSummary",
-    "Place",
     "RegionSummary",
     "Regions",
     "Signature",
@@ -80,7 +80,7 @@ __all__ = [
     "collect_notes",
     "count_statuses",
     "evaluate_gate",
-    "find_places",
+    "find_origins",
     "finding_of_call",
     "for_authors",
     "operator_coverage",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from shadowrun.analysis.call_groups import CallGroups
-    from shadowrun.analysis.places import Place
+    from shadowrun.analysis.finding_origins import FindingOrigin
     from shadowrun.types import Status
 
 __all__ = ["SourceFile", "SourceLine", "SourceText", "read_source", "split_site"]
@@ -99,7 +99,7 @@ def split_site(site: str) -> tuple[str, int] | None:
 
 
 def read_source(
-    table: CallGroups, places: Mapping[int, Iterable[Place]], started: str, *, everywhere: bool
+    table: CallGroups, places: Mapping[int, Iterable[FindingOrigin]], started: str, *, everywhere: bool
 ) -> SourceText:
     """The lines around all findings.
 

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
     from shadowrun.cli.progress import ProgressUpdate
     from shadowrun.settings import KnownLine
+    from shadowrun.studies.campaign.campaign_folder import CampaignFolder, CampaignSettings
     from shadowrun.studies.campaign.engine import Outcome, Progress
-    from shadowrun.studies.campaign.folder import Folder, Settings
     from shadowrun.studies.shards import Shard
 
 __all__ = ["add_arguments", "run"]
@@ -195,7 +195,7 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from shadowrun.studies.campaign.folder import Folder
+    from shadowrun.studies.campaign.campaign_folder import CampaignFolder
     from shadowrun.studies.shards import shard_of
 
     _check(args)
@@ -204,15 +204,15 @@ def _run(args: argparse.Namespace) -> int:
     path = Path(args.folder)
     with tempfile.TemporaryDirectory(prefix="shadowrun-") as scratch:
         programs = _programs(args, Path(scratch))
-        folder = Folder.create(path, settings, programs)
+        folder = CampaignFolder.create(path, settings, programs)
     return _start(folder, args)
 
 
 def _resume(args: argparse.Namespace) -> int:
-    from shadowrun.studies.campaign.folder import Folder
+    from shadowrun.studies.campaign.campaign_folder import CampaignFolder
 
     options.check_outputs(args.output)
-    folder = Folder.open(Path(args.folder))
+    folder = CampaignFolder.open(Path(args.folder))
     campaign_findings.may_start(folder, args)
     return _start(folder, args)
 
@@ -226,13 +226,13 @@ def _check(args: argparse.Namespace) -> None:
     options.check_outputs(args.output)
 
 
-def _settings_of(args: argparse.Namespace) -> Settings:
+def _settings_of(args: argparse.Namespace) -> CampaignSettings:
     """The options as settings, after a look at whether the platforms and names in them exist."""
     import torch
 
     from shadowrun import sim
     from shadowrun.platforms import parse, resolve
-    from shadowrun.studies.campaign.folder import Settings
+    from shadowrun.studies.campaign.campaign_folder import CampaignSettings
     from shadowrun.studies.campaign.mutators import ALL, MUTATORS
 
     simulated = [t for t in args.target if parse(t).device_type != "cpu"]
@@ -252,7 +252,7 @@ def _settings_of(args: argparse.Namespace) -> Settings:
         )
     if args.compile:
         _check_backends(args.compile)
-    return Settings(
+    return CampaignSettings(
         targets=tuple(args.target),
         ref=args.ref,
         n=args.n or (0 if args.minutes else _N),
@@ -280,11 +280,11 @@ def _check_backends(names: list[str]) -> None:
 
 def _programs(args: argparse.Namespace, scratch: Path) -> Path:
     """A file with the programs: that of the folder, if it has one, so that they are made once."""
-    from shadowrun.studies.campaign.folder import Folder
+    from shadowrun.studies.campaign.campaign_folder import CampaignFolder
     from shadowrun.studies.campaign.programs import write_programs
 
     path = Path(args.folder)
-    made = Folder.programs_in(path)
+    made = CampaignFolder.programs_in(path)
     if args.zoo is None and not args.programs and made is not None:
         return made
     new = scratch / "programs"
@@ -293,7 +293,7 @@ def _programs(args: argparse.Namespace, scratch: Path) -> Path:
     return new
 
 
-def _start(folder: Folder, args: argparse.Namespace) -> int:
+def _start(folder: CampaignFolder, args: argparse.Namespace) -> int:
     from shadowrun.studies.campaign.engine import Engine
     from shadowrun.studies.campaign.executors import executor_named
     from shadowrun.studies.shards import shard_of
@@ -321,7 +321,7 @@ def _start(folder: Folder, args: argparse.Namespace) -> int:
     return _ended(folder, shard, outcome, args)
 
 
-def _ended(folder: Folder, shard: Shard, outcome: Outcome, args: argparse.Namespace) -> int:
+def _ended(folder: CampaignFolder, shard: Shard, outcome: Outcome, args: argparse.Namespace) -> int:
     from shadowrun.studies.campaign.combine_stores import combine
     from shadowrun.studies.campaign.engine import Outcome
 
@@ -364,15 +364,15 @@ def _n_processors() -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
-    from shadowrun.studies.campaign.folder import Folder
+    from shadowrun.studies.campaign.campaign_folder import CampaignFolder
 
     options.check_outputs(args.output)
-    _print_status(Folder.open(Path(args.folder)), args)
+    _print_status(CampaignFolder.open(Path(args.folder)), args)
     return 0
 
 
-def _print_status(folder: Folder, args: argparse.Namespace, *, always: bool = False) -> None:
-    from shadowrun.studies.campaign.folder import status, status_document
+def _print_status(folder: CampaignFolder, args: argparse.Namespace, *, always: bool = False) -> None:
+    from shadowrun.studies.campaign.campaign_folder import status, status_document
 
     options.print_report(status_document(folder, status(folder)), args, always=always)
 
@@ -384,11 +384,11 @@ def _add_combine(parser: argparse.ArgumentParser) -> None:
 
 
 def _combine(args: argparse.Namespace) -> int:
+    from shadowrun.studies.campaign.campaign_folder import CampaignFolder
     from shadowrun.studies.campaign.combine_stores import combine
-    from shadowrun.studies.campaign.folder import Folder
     from shadowrun.studies.campaign.store import CampaignStore
 
-    folder = Folder.open(Path(args.folder))
+    folder = CampaignFolder.open(Path(args.folder))
     shards = [*folder.shards(), *map(Path, args.shards)]
     combine(folder.combined, shards, folder.info())
     store = CampaignStore.open(folder.combined)
@@ -418,8 +418,8 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
+    from shadowrun.studies.campaign.campaign_folder import CampaignFolder
     from shadowrun.studies.campaign.cause_report import SCRIPTS, cause_document, read_causes
-    from shadowrun.studies.campaign.folder import Folder
     from shadowrun.studies.campaign.programs import program_stages
     from shadowrun.studies.campaign.report import campaign_document
     from shadowrun.studies.campaign.summary import summarise
@@ -431,9 +431,9 @@ def _report(args: argparse.Namespace) -> int:
             raise UsageError(
                 f"--fail-on {kind}: no verdict begins so. Verdicts: {', '.join(FAILURES)}.", slug="bad-option"
             )
-    folder = Folder.open(Path(args.folder))
+    folder = CampaignFolder.open(Path(args.folder))
     store = campaign_findings.opened_store(folder)
-    before = None if args.before is None else campaign_findings.opened_store(Folder.open(Path(args.before)))
+    before = None if args.before is None else campaign_findings.opened_store(CampaignFolder.open(Path(args.before)))
     summary = summarise(
         store,
         stages=program_stages(folder.programs),
@@ -457,7 +457,7 @@ def _report(args: argparse.Namespace) -> int:
 
 def _ledger(targets: Sequence[str], args: argparse.Namespace) -> tuple[KnownLine, ...]:
     """Known issues of the project, and of the packages of the targets' devices."""
-    from shadowrun.studies.campaign.ledger import platform_of
+    from shadowrun.studies.campaign.known_causes import platform_of
 
     every = [options.known_issues_on(platform_of(target), args).lines for target in targets]
     return tuple(dict.fromkeys(line for lines in every for line in lines))

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from shadowrun.studies.campaign.campaign_folder import CampaignFolder
     from shadowrun.studies.campaign.cause_report import CauseFile
-    from shadowrun.studies.campaign.folder import Folder
     from shadowrun.studies.campaign.recipe import Recipe
     from shadowrun.studies.campaign.root_causes import RootCause
     from shadowrun.studies.campaign.store import CampaignStore
@@ -28,7 +28,7 @@ _LEDGER: Final = "shadowrun.toml"
 _ISSUE: Final = "issue.md"
 
 
-def may_start(folder: Folder, args: argparse.Namespace) -> None:
+def may_start(folder: CampaignFolder, args: argparse.Namespace) -> None:
     """Look whether what a folder names, which may come from anyone, may be started: its platforms and compilers.
 
     Raises:
@@ -54,7 +54,7 @@ def may_start(folder: Folder, args: argparse.Namespace) -> None:
     folder.check_torch()
 
 
-def opened_store(folder: Folder) -> CampaignStore:
+def opened_store(folder: CampaignFolder) -> CampaignStore:
     """The combined store, made of the shards that are there if it is missing or older than one of them."""
     from shadowrun.studies.campaign.combine_stores import combine
     from shadowrun.studies.campaign.store import CampaignStore, other_campaign
@@ -137,12 +137,12 @@ def _repro(args: argparse.Namespace) -> int:
 
     from shadowrun import report
     from shadowrun.report.document import render
+    from shadowrun.studies.campaign.campaign_folder import CampaignFolder
     from shadowrun.studies.campaign.cause_report import SCRIPTS, cause_document, folder_name
-    from shadowrun.studies.campaign.folder import Folder
     from shadowrun.studies.campaign.script_jobs import write_scripts
     from shadowrun.studies.campaign.summary import summarise
 
-    folder = Folder.open(Path(args.folder))
+    folder = CampaignFolder.open(Path(args.folder))
     may_start(folder, args)
     store = opened_store(folder)
     summary = summarise(store)
@@ -222,12 +222,12 @@ def _add_reproduce(parser: argparse.ArgumentParser) -> None:
 
 
 def _reproduce(args: argparse.Namespace) -> int:
-    from shadowrun.studies.campaign.folder import Folder
+    from shadowrun.studies.campaign.campaign_folder import CampaignFolder
     from shadowrun.studies.campaign.reproduce import find_variant, reproduce
     from shadowrun.studies.campaign.reproduce_report import reproduce_document
 
     options.check_outputs(args.output)
-    folder = Folder.open(Path(args.folder))
+    folder = CampaignFolder.open(Path(args.folder))
     may_start(folder, args)
     wanted = find_variant(opened_store(folder), args.recipe)
     again = reproduce(folder, wanted)
@@ -238,20 +238,20 @@ def _reproduce(args: argparse.Namespace) -> int:
     return 1 if document.gate is not None and not document.gate.passed else 0
 
 
-def _program(folder: Folder, key: str | None) -> Program | None:
+def _program(folder: CampaignFolder, key: str | None) -> Program | None:
     from shadowrun.studies.zoo.program import read_zoo
 
     return None if key is None else read_zoo(folder.programs).programs.get(key)
 
 
-def _calls(folder: Folder, recipe: str) -> list[str]:
+def _calls(folder: CampaignFolder, recipe: str) -> list[str]:
     """The calls of a variant, which a worker has made before."""
     import json
 
     from shadowrun.studies.campaign.recipe import Recipe
     from shadowrun.studies.campaign.variant import Invalid, build
-    from shadowrun.studies.zoo.listing import call_lines
     from shadowrun.studies.zoo.program import read_zoo
+    from shadowrun.studies.zoo.report import call_lines
 
     try:
         return call_lines(build(Recipe.from_json(json.loads(recipe)), read_zoo(folder.programs).programs).graph)
@@ -280,12 +280,12 @@ def _known(args: argparse.Namespace) -> int:
     import dataclasses
 
     from shadowrun.settings import read_settings
-    from shadowrun.studies.campaign.folder import Folder
-    from shadowrun.studies.campaign.ledger import new_lines
+    from shadowrun.studies.campaign.campaign_folder import CampaignFolder
+    from shadowrun.studies.campaign.known_causes import new_lines
     from shadowrun.studies.campaign.summary import causes_of
-    from shadowrun.studies.ledger_file import add_lines, nearest_ledger
+    from shadowrun.studies.known_issues_file import add_lines, nearest_ledger
 
-    folder = Folder.open(Path(args.folder))
+    folder = CampaignFolder.open(Path(args.folder))
     store = opened_store(folder)
     path = Path(args.ledger) if args.ledger else nearest_ledger()
     # Where no file is named, a line of pyproject.toml counts as well: the report reads both.

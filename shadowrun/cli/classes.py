@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     platforms = _platforms(args)
     if args.write_known or args.known:
         return _known(platforms, args)
-    study = Study.of(platforms, args.outputs, by_value=args.values)
+    study = Study.from_platforms(platforms, args.outputs, by_value=args.values)
     options.print_report(classes_document(study), args)
     if args.plots:
         for name, content in plots_of(study).items():
@@ -125,18 +125,18 @@ def _platforms(args: argparse.Namespace) -> list[Platform]:
 
 def _known(platforms: list[Platform], args: argparse.Namespace) -> int:
     """Check recordings against known classes, or write theirs; returns the exit status."""
-    from shadowrun.studies.classes import known
+    from shadowrun.studies.classes import known_classes
     from shadowrun.studies.classes.report import known_document
 
     if not platforms:
         raise UsageError("No recording meets --where: there is nothing to check.", slug="no-recordings")
     if args.write_known:
-        classes = known.classes_to_know(platforms, args.outputs, args.reason)
-        n_new = known.write_known(Path(args.write_known), classes)
+        classes = known_classes.classes_to_know(platforms, args.outputs, args.reason)
+        n_new = known_classes.write_known(Path(args.write_known), classes)
         say(f"{len(platforms)} recordings, {len(classes)} classes: wrote {n_new} new ones to {args.write_known}")
         return 0
-    classes = known.read_known(Path(args.known))
-    checked = [known.check_platform(platform, classes) for platform in platforms]
+    classes = known_classes.read_known(Path(args.known))
+    checked = [known_classes.check_platform(platform, classes) for platform in platforms]
     options.print_report(known_document(checked, args.known), args)
     return int(not all(found.known for found in checked))
 

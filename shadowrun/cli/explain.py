@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Sequence
 
-    from shadowrun.judge.ladder import Step
+    from shadowrun.judge.decision_trace import Step
     from shadowrun.report.document import Block, Document, Section
     from shadowrun.repro.call_replayer import Explanation
     from shadowrun.run import Run
@@ -298,7 +298,7 @@ def _call_of_finding(recorded: Run, number: int) -> int:
 
 
 def _call_document(found: Explanation) -> Document:
-    from shadowrun.judge.ladder import deciding
+    from shadowrun.judge.decision_trace import deciding
     from shadowrun.report.document import Document, Facts, Note, Records
     from shadowrun.report.formatting import record_facts
 
@@ -333,7 +333,7 @@ def _cells(step: Step) -> tuple[str, ...]:
 
 
 def _steps(title: str, steps: Sequence[Step]) -> Section:
-    from shadowrun.judge.ladder import deciding
+    from shadowrun.judge.decision_trace import deciding
     from shadowrun.report.document import Fact, Facts, Section
 
     rows = []

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from shadowrun.analysis import Finding, LedgerUse
     from shadowrun.report.document import Block, Document
     from shadowrun.run import Run
-    from shadowrun.studies.ledger_file import NewLine
+    from shadowrun.studies.known_issues_file import NewLine
 
 __all__ = ["add_arguments", "run"]
 
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     if args.check:
         return _check(args.ledger)
     import shadowrun
-    from shadowrun.studies.ledger_file import nearest_ledger
+    from shadowrun.studies.known_issues_file import nearest_ledger
 
     path = Path(args.ledger) if args.ledger else nearest_ledger()
     known = args.ledger if args.ledger and path.exists() else None if not args.ledger else False
@@ -148,7 +148,7 @@ def _document(target: str, known: LedgerUse, findings: list[Finding]) -> Documen
 
 
 def _write(path: Path, recorded: Run, findings: list[Finding], args: argparse.Namespace) -> int:
-    from shadowrun.studies.ledger_file import add_lines, drop_lines
+    from shadowrun.studies.known_issues_file import add_lines, drop_lines
 
     uses = recorded.known().lines
     if args.init and uses:
@@ -181,7 +181,7 @@ def _write(path: Path, recorded: Run, findings: list[Finding], args: argparse.Na
 def _new_lines(
     findings: list[Finding], target: str, reason: str | None
 ) -> tuple[list[NewLine], list[tuple[Finding, str]]]:
-    from shadowrun.studies.ledger_file import PLAIN_NAME, NewLine
+    from shadowrun.studies.known_issues_file import PLAIN_NAME, NewLine
 
     made: dict[tuple[str, str, str], NewLine] = {}
     skipped = []

@@ -141,7 +141,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(args, "does"):
             args.reads, args.runs_calls = args.does(args)
         allowance = (
-            ResourceLimits.of(_words(args), getattr(args, "packed", 1)) if args.reads and not args.no_limits else None
+            ResourceLimits.for_files(_words(args), getattr(args, "packed", 1))
+            if args.reads and not args.no_limits
+            else None
         )
         # Called by a test or a program, a command stays in its process.
         is_child = argv is None and (args.runs_calls or allowance is not None)

@@ -138,7 +138,7 @@ def _replayed(args: argparse.Namespace, path: Path, recording: Recording, target
     import warnings
 
     from shadowrun.recording.captured_reader import CapturedFile
-    from shadowrun.studies.replay.replaying import CallFilter, replay
+    from shadowrun.studies.replay.replay_recording import CallFilter, replay
 
     ops = compare_options.operators(args.ops) if args.ops else []
     with CapturedFile(path) as captured, progress_bar("replaying") as progress, warnings.catch_warnings():

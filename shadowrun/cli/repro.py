@@ -145,7 +145,7 @@ def _run_of_sweep(args: argparse.Namespace) -> int:
             _list(found, args.data)
             return 0
         chosen = _chosen(args.finding, {n: f.first.operator for n, f in enumerate(found, start=1)})
-        info, origin = file.info, Origin.of(file, None if args.source is None else Path(args.source))
+        info, origin = file.info, Origin.from_file(file, None if args.source is None else Path(args.source))
     finally:
         file.close()
     # The fingerprint has the spec; the printed target may be followed by the names of flaws in parentheses.

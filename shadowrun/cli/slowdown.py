@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from shadowrun.platforms.device import Platform
     from shadowrun.studies.slowdown.calls import Call, Entry
-    from shadowrun.studies.slowdown.measuring import TimedCall
+    from shadowrun.studies.slowdown.timing import TimedCall
 
 __all__ = ["add_arguments", "run"]
 
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     # Shapes of a recorded run come from a file, and may be of any size.
     with bounded_memory() if chosen.of_program else contextlib.nullcontext():
         measured = _measured(chosen, target, ref, args.rounds, args.seed)
-    found = Slowdown.of(measured, chosen.n_steps, args.critical_ratio, of_program=chosen.of_program)
+    found = Slowdown.from_timings(measured, chosen.n_steps, args.critical_ratio, of_program=chosen.of_program)
     title = f"{target} against {ref}"
     issues = slowdown_issues(found, title, args.fail_on, Path(args.data or options.DATA_FILE).name)
     options.print_report(slowdown_document(found, title, issues), args)
@@ -157,7 +157,7 @@ def _of_run(args: argparse.Namespace) -> _Chosen:
 
 def _of_database(args: argparse.Namespace) -> _Chosen:
     from shadowrun.studies.slowdown.calls import entries, names_of
-    from shadowrun.studies.sweep.sweeping import DTYPES
+    from shadowrun.studies.sweep.run_sweep import DTYPES
 
     target = args.target or ("sim" if args.flaws or args.preset else None)
     if target is None:
@@ -185,7 +185,7 @@ def _check_no_process(*platforms: Platform) -> None:
 def _measured(chosen: _Chosen, target: Platform, ref: Platform, rounds: int, seed: int) -> list[TimedCall]:
     import warnings
 
-    from shadowrun.studies.slowdown.measuring import measure
+    from shadowrun.studies.slowdown.timing import measure
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())

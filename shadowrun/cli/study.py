@@ -134,7 +134,7 @@ def _kernels(ops: list[str], shapes: list[str]) -> list[SumKernel]:
 
 
 def _recorded(args: argparse.Namespace) -> Document:
-    from shadowrun.studies.published.recorded import record_study
+    from shadowrun.studies.published.recorded_studies import record_study
     from shadowrun.studies.published.tables import study_document
 
     for option in ("ops", "shape", "dtypes"):

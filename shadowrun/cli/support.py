@@ -123,7 +123,7 @@ def _trend(args: argparse.Namespace, sweeps: list[Sweep]) -> tuple[Document, lis
     from shadowrun.studies.sweep.trend import Trend, trend_document
 
     names = [Path(file).name.removesuffix(".shadowcov") for file in args.files]
-    trend = Trend.of(list(zip(names, sweeps, strict=True)))
+    trend = Trend.from_sweeps(list(zip(names, sweeps, strict=True)))
     issues = None
     if len(sweeps) > 1:
         issues = changes_issues(Changes.between(*sweeps[-2:]), args.fail_on, Path(args.files[-1]).name)
@@ -151,7 +151,7 @@ def _table(args: argparse.Namespace, sweeps: list[Sweep]) -> tuple[Document, lis
         tuple(f"{name} on {issues.suite}" for issues in every for name in issues.passed),
         every[0].file,
     )  # fmt: skip
-    return support_document(Platforms.of(sweeps), issues), failures
+    return support_document(Platforms.from_sweeps(sweeps), issues), failures
 
 
 def _write_files(args: argparse.Namespace, sweep: Sweep) -> None:

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from shadowrun.analysis import KnownIssues
     from shadowrun.cli.progress import ProgressUpdate
     from shadowrun.studies.sweep.cases import Case, CaseOutcome, Kind, Task
+    from shadowrun.studies.sweep.run_sweep import SweepRequest
     from shadowrun.studies.sweep.support import SupportTable
-    from shadowrun.studies.sweep.sweeping import SweepRequest
 
 __all__ = ["FILE", "KINDS", "add_arguments", "count_failures", "failing_kinds", "run"]
 
@@ -157,7 +157,7 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
 
     from shadowrun.studies.isolation.pool import Limits
-    from shadowrun.studies.sweep.sweeping import plan, sweep
+    from shadowrun.studies.sweep.run_sweep import plan, sweep
 
     request = _request_of(args, simulated=simulated)
     planned = plan(request)
@@ -192,7 +192,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    from shadowrun.studies.sweep.sweeping import DTYPES
+    from shadowrun.studies.sweep.run_sweep import DTYPES
 
     for dtype in args.dtypes:
         if dtype not in DTYPES:
@@ -211,7 +211,7 @@ def _check(args: argparse.Namespace) -> None:
 def _request_of(args: argparse.Namespace, *, simulated: bool) -> SweepRequest:
     from shadowrun.platforms import parse
     from shadowrun.studies.shards import Shard, shard_of
-    from shadowrun.studies.sweep.sweeping import SweepRequest
+    from shadowrun.studies.sweep.run_sweep import SweepRequest
 
     target = args.target or "sim"
     flaws = None
@@ -247,7 +247,7 @@ def _report(path: Path, args: argparse.Namespace, ledger: KnownIssues) -> Suppor
     from shadowrun.studies.sweep.support import SupportTable
 
     file = CoverageFile.open(path)
-    info, table = file.info, SupportTable.of(file.results())
+    info, table = file.info, SupportTable.from_results(file.results())
     file.close()
     script = shell_command("repro", path) if any(operator.failing for operator in table.operators) else ""
     issues = sweep_issues(table, info, failing_kinds(args.fail_on), path.name, ledger)

@@ -121,7 +121,7 @@ def _add(args: argparse.Namespace) -> None:
     stages = [stage for stage in zoo.stages if stage.source != source]
     write_zoo(args.zoo, [*others, *kept], [*stages, *found.stages])
     print(f"{args.zoo}: {len(kept):,} programs of {source}, {len(others) + len(kept):,} in all", file=sys.stderr)
-    from shadowrun.studies.zoo.listing import zoo_document
+    from shadowrun.studies.zoo.report import zoo_document
 
     options.print_report(zoo_document(read_zoo(args.zoo), str(args.zoo), source), args, always=True)
 
@@ -174,8 +174,8 @@ def _of_file(source: str) -> Callable[..., Collected]:
 
 
 def _list(args: argparse.Namespace) -> None:
-    from shadowrun.studies.zoo.listing import left_out_document, zoo_document
     from shadowrun.studies.zoo.program import read_zoo
+    from shadowrun.studies.zoo.report import left_out_document, zoo_document
 
     zoo = read_zoo(args.zoo)
     known = sorted({stage.source for stage in zoo.stages})
@@ -188,8 +188,8 @@ def _list(args: argparse.Namespace) -> None:
 
 
 def _show(args: argparse.Namespace) -> None:
-    from shadowrun.studies.zoo.listing import program_document
     from shadowrun.studies.zoo.program import read_zoo
+    from shadowrun.studies.zoo.report import program_document
 
     if len(args.what) != 1:
         raise UsageError("Name one program: shadowrun zoo show PROGRAM.", slug="zoo-unknown-program")

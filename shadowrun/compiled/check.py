@@ -129,7 +129,7 @@ class _Check:
         self._backend, self._mode, self._options = backend, mode, options
         self._dynamic, self._fullgraph = dynamic, fullgraph
         self._compiler = torchcompile.resolve_backend(backend, mode, options, dynamic)
-        self._how = CompileSpec.of(backend, mode, given, dynamic, self._compiler)
+        self._how = CompileSpec.from_arguments(backend, mode, given, dynamic, self._compiler)
         try:
             self._expected = EagerResults(program)
         except Exception as error:
@@ -390,7 +390,7 @@ def checked_torch_compile(max_calls: int) -> Iterator[list[CompileCall]]:
             # Whole graphs too: of a program that is only watched, nothing is run as a whole and judged.
             checked = CheckedBackend(compiler, max_calls, whole=True)
             named = backend if isinstance(backend, str) else getattr(backend, "__name__", "its backend")
-            compile_spec = CompileSpec.of(backend, mode, options, dynamic, compiler)
+            compile_spec = CompileSpec.from_arguments(backend, mode, options, dynamic, compiler)
             calls.append(CompileCall(_name(model), named + (f" mode={mode}" if mode else ""), checked, compile_spec))
             backend = checked
         # Mode and options are in `compiler`: torch would pass them on to the checking backend, which takes neither.

@@ -52,7 +52,7 @@ class CompileSpec:
     compiler: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(
+    def from_arguments(
         cls, backend: Any, mode: str | None, options: Mapping[str, Any] | None, dynamic: bool | None, compiler: Any
     ) -> CompileSpec:
         """From the arguments of `torch.compile`, and what it made of them."""
@@ -68,7 +68,7 @@ class CompileSpec:
     @classmethod
     def from_request(cls, request: CompileRequest) -> CompileSpec:
         """From what Dynamo calls."""
-        return cls.of(request.backend, request.mode, request.options, request.dynamic, request.wrapper)
+        return cls.from_arguments(request.backend, request.mode, request.options, request.dynamic, request.wrapper)
 
     @classmethod
     def by_inductor(cls, options: Mapping[str, Any]) -> CompileSpec:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from shadowrun.intercept.argument_looks import overlaps_itself
+from shadowrun.intercept.argument_checks import overlaps_itself
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _SAVED: Final = {
     **dict.fromkeys(("mean", "indices", "buffer", "total_weight", "logsumexp", "is_target", "log_alpha"), 1),
     "rstd": 2,
 }
-"""Arguments that are results of the forward call, by their number there; `argument_places` has those of batch norm."""
+"""Arguments that are results of the forward call, by their number there; `memory_bounds` has those of batch norm."""
 _OTHER_NAMES: Final = {"training": "train", "input": "self", "self": "input"}
 _UNUSED: Final[dict[str, Any]] = {"float": 0.5, "bool": False}
 """What shapes do not depend on."""

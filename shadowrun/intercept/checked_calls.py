@@ -105,7 +105,7 @@ def check_inside(
         return
     state = torch.get_rng_state()
     copies = _Copies()
-    args, kwargs = tuple(map(copies.of, args)), {k: copies.of(v) for k, v in kwargs.items()}
+    args, kwargs = tuple(map(copies.copy, args)), {k: copies.copy(v) for k, v in kwargs.items()}
     try:
         # A stand-in starts a thread, which looks too.
         with torch.no_grad(), graphs_of_file(), CheckedCalls():  # type: ignore[no-untyped-call]
@@ -125,13 +125,13 @@ class _Copies:
         self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the first keeps its number from being reused
         self._memories: dict[int, torch.UntypedStorage] = {}
 
-    def of(self, value: Any) -> Any:
+    def copy(self, value: Any) -> Any:
         """A copy of a tensor, or of those in a list; other values as they are."""
         if isinstance(value, torch.Tensor):
             if id(value) not in self._tensors:
                 self._tensors[id(value)] = value, self._tensor(value.detach())
             return self._tensors[id(value)][1]
-        return type(value)(map(self.of, value)) if type(value) in (list, tuple) else value
+        return type(value)(map(self.copy, value)) if type(value) in (list, tuple) else value
 
     def _tensor(self, t: torch.Tensor) -> torch.Tensor:
         if t.layout is not torch.strided or t.is_nested or t.is_quantized or t.device.type != "cpu":

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shadowrun.intercept.argument_looks import overlaps_itself
-from shadowrun.intercept.argument_places import has_places, why_out_of_bounds
+from shadowrun.intercept.argument_checks import overlaps_itself
 from shadowrun.intercept.internal_operators import is_for_kernels_only
+from shadowrun.intercept.memory_bounds import has_bounds_check, why_out_of_bounds
 from shadowrun.intercept.plan import Action, make_plan
 from shadowrun.intercept.torch_operators import operator_is_dispatched
 from shadowrun.intercept.torchapi import as_in_handler
@@ -297,7 +297,7 @@ def check_arguments(func: torch._ops.OpOverload, args: Any, kwargs: Any, *, chec
                 raise Refused(f"{argument.name} is a number of {one.bit_length()} bits")
             if isinstance(one, torch.Tensor) and writes and argument.is_write and overlaps_itself(one):
                 raise Refused(f"elements of {argument.name}, which it writes, lie in the same place")
-    if has_places(schema_of(func).name) and (
+    if has_bounds_check(schema_of(func).name) and (
         why := why_out_of_bounds(schema_of(func).name, _as_taken(declared, args, kwargs))
     ):
         raise Refused(why)
@@ -354,7 +354,7 @@ def depends_on_values(func: torch._ops.OpOverload) -> bool:
     A graph of a file has no tensors when it is read: such a call is checked once more when it is made.
     """
     schema = schema_of(func)
-    if has_places(schema.name) or _RESIZES.match(schema.name):
+    if has_bounds_check(schema.name) or _RESIZES.match(schema.name):
         return True
     makes = any(a.name == "device" for a in schema.arguments)  # of sizes that a call may have computed
     return makes or any(a.is_write for a in schema.arguments)

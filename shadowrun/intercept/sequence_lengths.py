@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from shadowrun.intercept.argument_looks import is_inside, tensors
+from shadowrun.intercept.argument_checks import is_inside, tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shadowrun.intercept.argument_looks import Given, Look
+    from shadowrun.intercept.argument_checks import ArgumentCheck, NamedArguments
 
 __all__ = ["FAMILIES"]
 
@@ -20,7 +20,7 @@ _GATES: Final = {0: 1, 1: 1, 2: 4, 3: 3}
 """Of rnn_relu, rnn_tanh, lstm and gru, by their number."""
 
 
-def _attention(given: Given) -> Iterator[str]:
+def _attention(given: NamedArguments) -> Iterator[str]:
     found = tensors(given, "key", "value")
     # The kernel for the CPU reads as many keys as there are values (pytorch/pytorch#193728).
     if found and found[0].shape[-2:-1] != found[1].shape[-2:-1]:
@@ -30,7 +30,7 @@ def _attention(given: Given) -> Iterator[str]:
         yield "key and value have no heads"
 
 
-def _attention_of_cpu(given: Given) -> Iterator[str]:
+def _attention_of_cpu(given: NamedArguments) -> Iterator[str]:
     found = tensors(given, "query", "key", "value")
     if not found:
         return
@@ -50,7 +50,7 @@ def _attention_of_cpu(given: Given) -> Iterator[str]:
             yield "attn_mask has not the shape of the scores"
 
 
-def _rnn_of_mkldnn(given: Given) -> Iterator[str]:
+def _rnn_of_mkldnn(given: NamedArguments) -> Iterator[str]:
     names = [("weight1", "weight2", "weight3", "weight4"), ("weight0", "weight1", "weight2", "weight3")]
     found = next(filter(None, (tensors(given, "input", *n, "hx_") for n in names)), None)
     mode, hidden, n_layers = (given.get(name) for name in ("mode", "hidden_size", "num_layers"))
@@ -76,7 +76,7 @@ def _rnn_of_mkldnn(given: Given) -> Iterator[str]:
                 return
 
 
-def _rnn_of_mkldnn_backward(given: Given) -> Iterator[str]:
+def _rnn_of_mkldnn_backward(given: NamedArguments) -> Iterator[str]:
     found = tensors(given, "input", "weight1", "weight2", "weight3", "weight4", "hx_", "cx_tmp")
     saved = tensors(given, "output", "hy_", "cy_", "workspace")
     how = [given.get(name) for name in _HOW]
@@ -97,7 +97,7 @@ _HOW: Final = (
 )
 
 
-def _labels(given: Given) -> Iterator[str]:
+def _labels(given: NamedArguments) -> Iterator[str]:
     found = tensors(given, "log_probs", "targets")
     of_inputs, of_labels = _numbers(given.get("input_lengths")), _numbers(given.get("target_lengths"))
     if not found or of_inputs is None or of_labels is None:
@@ -130,7 +130,7 @@ def _numbers(value: Any) -> list[int] | None:
     return [int(n) for n in value] if isinstance(value, (list, tuple)) else None
 
 
-def _packed(given: Given) -> Iterator[str]:
+def _packed(given: NamedArguments) -> Iterator[str]:
     found = tensors(given, "data", "batch_sizes")
     if found:
         data, sizes = found
@@ -141,7 +141,7 @@ def _packed(given: Given) -> Iterator[str]:
             yield "batch_sizes are not as many as data"
 
 
-def _layers(given: Given) -> Iterator[str]:
+def _layers(given: NamedArguments) -> Iterator[str]:
     n = given.get("num_layers")
     if type(n) is not int:
         return
@@ -155,7 +155,7 @@ def _layers(given: Given) -> Iterator[str]:
         yield "hx or cx has not a state for each layer and direction"
 
 
-FAMILIES: Final[dict[str, Look]] = {
+FAMILIES: Final[dict[str, ArgumentCheck]] = {
     r"_?scaled_dot_product\w*attention\w*": _attention,
     r"_scaled_dot_product_flash_attention_for_cpu\w*": _attention_of_cpu,
     r"mkldnn_rnn_layer\w*": _rnn_of_mkldnn,

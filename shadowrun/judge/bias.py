@@ -143,7 +143,7 @@ def error_factor(
     groups = [*places, *([rows] if rows else [])]
     # Elements of a row share statistics, and those of a column share a factor, so their errors are not independent. The
     # greatest of the standard errors is valid for any of these.
-    error = max(_norm(s) for s in (score, *(g.of(score) for g in groups))) / whole
+    error = max(_norm(s) for s in (score, *(g.row_sums(score) for g in groups))) / whole
     if at_least and not abs(factor) > at_least + DEVIATIONS * error:
         return None
     some = np.abs(result[fine & (result != 0.0)][:_SOME])
@@ -152,7 +152,7 @@ def error_factor(
     if different < ENOUGH:
         return None
     # Sums of the same few values err alike in all rows.
-    independent = min((_equal(g.of(weights)) for g in ([rows] if rows else places)), default=1.0)
+    independent = min((_equal(g.row_sums(weights)) for g in ([rows] if rows else places)), default=1.0)
     return ErrorFactor(factor, error, independent if different > DIFFERENT * some.size else 1.0)
 
 
@@ -162,7 +162,7 @@ class _Rows(NamedTuple):
     shape: tuple[int, ...]
     axes: tuple[int, ...]
 
-    def of(self, values: Array) -> Array:
+    def row_sums(self, values: Array) -> Array:
         """Sums over the elements of each row."""
         sums: Array = values.reshape(self.shape).sum(self.axes).reshape(-1)
         return sums
@@ -266,7 +266,7 @@ def _one_factor(case: Case, result_diff: ResultDiff, actual_errors: Array, expec
     between = error_factor(gap, result_diff.truth.value, shape, roundoff, rows, least)
     if between is None:
         return None
-    length = result_diff.actual.numel() // rows.of(result_diff.truth.value).size if rows else 0
+    length = result_diff.actual.numel() // rows.row_sums(result_diff.truth.value).size if rows else 0
     least = bias_limit(case, result_diff.position, roundoff, between.rows, length)
     if least is None:
         return None
@@ -345,7 +345,7 @@ def _mean(case: Case, position: int) -> float:
         return float("inf")
     values = flat_values(x.detach()).to(torch.float64).numpy()
     with np.errstate(all="ignore"):
-        sums = rows.of(values)
+        sums = rows.row_sums(values)
         means = np.mean(np.square(sums * (sums.size / values.size)))
         return float(np.sqrt(means / (np.mean(np.square(values)) - means)))
 

@@ -19,8 +19,8 @@ from shadowrun.judge import hypotheses
 from shadowrun.judge.bias import bias_verdict, may_be_biased
 from shadowrun.judge.bounds import RATIO
 from shadowrun.judge.closeness import ClosenessCheck
+from shadowrun.judge.decision_trace import Rung
 from shadowrun.judge.factorizations import by_equation, in_another_order
-from shadowrun.judge.ladder import Rung
 from shadowrun.judge.matrix_products import rounded_inputs_of_long_product, short_product_error
 from shadowrun.judge.oracle import FEW_RUNS, MANY_RUNS, NoOracle, Oracle
 from shadowrun.judge.oracle_verdict import reference_wrong, verdict_by_oracle
@@ -36,8 +36,8 @@ from shadowrun.types import Cause, Status, TensorDiff, Verdict
 
 if TYPE_CHECKING:
     from shadowrun.judge.bias_over_calls import BiasOverCalls
+    from shadowrun.judge.decision_trace import Trace
     from shadowrun.judge.hypotheses import KnownCauses
-    from shadowrun.judge.ladder import Trace
     from shadowrun.judge.remembered_bounds import ContextBounds
     from shadowrun.operators.case import Case, Value
 

@@ -4,14 +4,14 @@
 
 #include <string.h>
 
-/* Buffers for the values of a tensor that a call writes to: replay/memory.py. */
+/* Buffers for the values of a tensor that a call writes to: replay/input_copies.py. */
 typedef struct {
     PyObject *buffer, *work, *shape; /* owned */
     void *at, *before_at, *work_at;
     size_t n_bytes;
 } SrCopies;
 
-enum { COPIES_MAX_BYTES = 1 << 20, COMPARE_BYTES_PER_NS = 1000 }; /* the latter: see replay/memory.py */
+enum { COPIES_MAX_BYTES = 1 << 20, COMPARE_BYTES_PER_NS = 1000 }; /* the latter: see replay/input_copies.py */
 
 /* memcpy, which releases the GIL for many bytes. */
 static void copies_move(void *to, const void *from, size_t n) {

@@ -1,4 +1,4 @@
-/* Rows of records that wait to be written: `PythonRows` of store/pending.py is the specification.
+/* Rows of records that wait to be written: `PythonRows` of store/write_buffer.py is the specification.
  *
  * Nothing here releases the GIL, not even for long copies: another thread could add a row, which moves the memory. Numbers
  * are read before anything is changed, since reading one may run Python code, which may add rows.

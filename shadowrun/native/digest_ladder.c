@@ -1,4 +1,4 @@
-/* The truncation-hash ladder: numerics/ladder.py is its specification; and ladder, range and squares in one pass.
+/* The truncation-hash ladder: numerics/hash_ladder.py is its specification; and ladder, range and squares in one pass.
  *
  * Nearly all work is to turn 32 elements of w bits into w words of 32 bits, one for each bit plane; then each word costs
  * one multiplication by the key of the block. A word has 32 bits, so that the product is two of 32 by 32 bits: the sums of

@@ -14,8 +14,8 @@ import torch
 from shadowrun.native import core
 from shadowrun.native import tensors as native
 from shadowrun.recording.model import CALL, NONE, RESULT, Context, Form, Kind
+from shadowrun.recording.pending_digests import PendingDigest, is_capturing
 from shadowrun.recording.recording_writer import Block
-from shadowrun.recording.waiting_digests import Awaited, is_capturing
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class BlockBuffer:
         return number
 
     def add_result(
-        self, kind: Kind, position: int, form: int, digest: Packed | Awaited | None, base: int = NONE
+        self, kind: Kind, position: int, form: int, digest: Packed | PendingDigest | None, base: int = NONE
     ) -> int:
         """Add a tensor of the next call; a digest that is awaited is filled in before its block is written.
 
@@ -218,7 +218,7 @@ class BlockBuffer:
         if digest is None:
             self.results += _RESULT.pack(form, kind, position, 0, 0, 0, base) + _NO_STATISTICS
         else:
-            if isinstance(digest, Awaited):
+            if isinstance(digest, PendingDigest):
                 digest = self.reserve(digest)
             statistics, rungs, samples, row_rungs = digest
             n_rungs = len(rungs) // 8
@@ -230,7 +230,7 @@ class BlockBuffer:
             self.row_rungs += row_rungs
         return row_number
 
-    def reserve(self, digest: Awaited) -> Packed:
+    def reserve(self, digest: PendingDigest) -> Packed:
         """Note that the next row is a digest's that is awaited; returns what stands there until it is known."""
         self._awaited.append((digest, *map(len, self._of_digests)))
         return digest.empty

@@ -132,7 +132,7 @@ class Limits:
     elements: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, forms: Sequence[Form]) -> Limits:
+    def from_forms(cls, forms: Sequence[Form]) -> Limits:
         """Of forms.
 
         Raises:

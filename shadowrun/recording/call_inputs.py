@@ -11,7 +11,7 @@ import torch
 
 from shadowrun.recording.call_results import flat, has_memory
 from shadowrun.recording.model import NONE
-from shadowrun.recording.waiting_digests import is_capturing
+from shadowrun.recording.pending_digests import is_capturing
 from shadowrun.replay.call import draws_random
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from shadowrun.recording.captured_inputs import CapturedArguments
     from shadowrun.recording.data_flow import DataFlow, Leaf
     from shadowrun.recording.digests import Packed
+    from shadowrun.recording.pending_digests import PendingDigest
     from shadowrun.recording.provenance import Provenance
     from shadowrun.recording.undeclared_writes import Watched
-    from shadowrun.recording.waiting_digests import Awaited
 
 __all__ = ["CPU", "CallInputs", "NewLeaf", "NotedCall"]
 
@@ -38,7 +38,7 @@ class NewLeaf(NamedTuple):
     leaf: Leaf
     position: int
     form: int
-    digest: Packed | Awaited | None
+    digest: Packed | PendingDigest | None
 
 
 class NotedCall:
@@ -75,7 +75,7 @@ class CallInputs:
         self,
         flow: DataFlow,
         provenance: Provenance,
-        digest: Callable[[torch.Tensor], Packed | Awaited | None],
+        digest: Callable[[torch.Tensor], Packed | PendingDigest | None],
         modules: Callable[[], Iterable[tuple[str, torch.nn.Module]]],
         first_call_on: Callable[[torch.device], None],
         *,

@@ -25,8 +25,8 @@ from shadowrun.recording.call_results import CallResults, flat, has_memory, tens
 from shadowrun.recording.data_flow import DataFlow, Leaf
 from shadowrun.recording.model import NONE, Kind
 from shadowrun.recording.native_calls import NativeCalls, State, make_native_calls
+from shadowrun.recording.pending_digests import PendingDigests, is_capturing, probe_again
 from shadowrun.recording.undeclared_writes import UndeclaredWrites
-from shadowrun.recording.waiting_digests import WaitingDigests, is_capturing, probe_again
 from shadowrun.torch_private import is_distributed, local_part
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class CallRecorder:
         self.skipped: Counter[str] = Counter()
         self.failure = ""
         self._buffer: BlockBuffer | None = None
-        self._flow, self._waiting = DataFlow(), WaitingDigests()
+        self._flow, self._waiting = DataFlow(), PendingDigests()
         self._results = CallResults(self._flow, self._waiting, n_rows)
         self._inputs = CallInputs(
             *(self._flow, provenance, self._results.digest, attribution.modules, first_call_on),
@@ -138,7 +138,7 @@ class CallRecorder:
             "conclude": self._conclude,
             "raised": self._raised,
             "failed": self._dropped,
-            "look": self._look,
+            "look": self._flush_and_forget,
             "may_record": lambda: not (self._inputs.has_graphs or is_capturing()),
         }
         return make_native_calls(
@@ -400,9 +400,9 @@ class CallRecorder:
         if noted.captured is not None:
             self._captured.call_recorded(buffer.n_calls - 1, noted.captured)
         if buffer.flush_may_be_due:
-            self._look()
+            self._flush_and_forget()
 
-    def _look(self) -> None:
+    def _flush_and_forget(self) -> None:
         """After some calls: write what has waited long enough, and forget what was freed."""
         self._flow.purge()
         if self._buffer is not None:

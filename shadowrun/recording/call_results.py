@@ -9,7 +9,7 @@ import torch
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.platforms.backends import FUNCTIONALIZING
 from shadowrun.recording.data_flow import DataFlow, Leaf
-from shadowrun.recording.digests import await_digest
+from shadowrun.recording.digests import digest_when_settled
 from shadowrun.recording.model import NONE, Kind
 from shadowrun.replay.call import argument
 from shadowrun.torch_private import is_zero_tensor, schema_of
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from shadowrun.recording.block_buffer import BlockBuffer
     from shadowrun.recording.digests import Packed
-    from shadowrun.recording.waiting_digests import Awaited, WaitingDigests
+    from shadowrun.recording.pending_digests import PendingDigest, PendingDigests
 
 __all__ = [
     "ITEM",
@@ -67,7 +67,7 @@ class CallResults:
         waiting: See above.
     """
 
-    def __init__(self, flow: DataFlow, waiting: WaitingDigests, n_rows: int) -> None:
+    def __init__(self, flow: DataFlow, waiting: PendingDigests, n_rows: int) -> None:
         self._flow, self.waiting = flow, waiting
         self._n_rows = n_rows
         self.returns: dict[int, ReturnSchema] = {}
@@ -138,7 +138,7 @@ class CallResults:
         base = self._flow.note_write(value, form, buffer.n_results)
         buffer.add_result(Kind.WRITTEN, position, form, found, base)
 
-    def digest(self, t: torch.Tensor) -> Packed | Awaited | None:
+    def digest(self, t: torch.Tensor) -> Packed | PendingDigest | None:
         """Digest a tensor, with the ladders of rows that are wanted."""
         n_rows = self._n_rows
         if n_rows:
@@ -146,7 +146,7 @@ class CallResults:
             while t.dim() > 1 and t.shape[0] == 1:
                 t = t[0]
             n_rows = n_rows if t.dim() > 1 else 0
-        return await_digest(t, n_rows, self.waiting)
+        return digest_when_settled(t, n_rows, self.waiting)
 
 
 def number_form(buffer: BlockBuffer, value: Any) -> int:

@@ -1,6 +1,6 @@
 """Parts of digests by torch's own operators on integers, where the tensors lie: only digests travel.
 
-Numbers of many tensors lie in one memory (`waiting_digests`), and one pass digests them all. Only operators that each
+Numbers of many tensors lie in one memory (`pending_digests`), and one pass digests them all. Only operators that each
 backend has: shifts, comparisons, sums. Sums of int64 wrap, as the ladder's definition wants.
 """
 
@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shadowrun.numerics.ladder import LANES, rungs
+from shadowrun.numerics.hash_ladder import LANES, rungs
 from shadowrun.recording.number_formats import Encoding
 
 if TYPE_CHECKING:
-    from shadowrun.numerics.ladder import Hashes
+    from shadowrun.numerics.hash_ladder import Hashes
     from shadowrun.recording.number_formats import NumberFormat
 
 __all__ = [

@@ -17,12 +17,12 @@ import torch
 from shadowrun.intercept import torchapi
 from shadowrun.native import core
 from shadowrun.native import tensors as native
-from shadowrun.numerics.ladder import LANES, keys, rungs
+from shadowrun.numerics.hash_ladder import LANES, keys, rungs
 from shadowrun.platforms.backends import FUNCTIONALIZING
 from shadowrun.platforms.torchplatform import below_autograd
 from shadowrun.recording.digest_operators import SCALE, VANISHING, Packed, class_limits, classes, pack_digests
 from shadowrun.recording.number_formats import NUMBER_FORMATS, Encoding
-from shadowrun.recording.waiting_digests import MEMORY_BYTES, Awaited, WaitingDigests, positions_of_samples
+from shadowrun.recording.pending_digests import MEMORY_BYTES, PendingDigest, PendingDigests, positions_of_samples
 from shadowrun.torch_private import is_zero_tensor
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from shadowrun.numerics.ladder import Hashes
+    from shadowrun.numerics.hash_ladder import Hashes
     from shadowrun.recording.number_formats import NumberFormat
 
     Ints = npt.NDArray[np.int64]
@@ -136,7 +136,7 @@ def pack(tensor: torch.Tensor, n_rows: int = 0) -> Packed | None:
     return torchapi.hidden_from_program(_pack, tensor, n_rows)  # type: ignore[no-any-return]
 
 
-def await_digest(tensor: torch.Tensor, n_rows: int, waiting: WaitingDigests) -> Packed | Awaited | None:
+def digest_when_settled(tensor: torch.Tensor, n_rows: int, waiting: PendingDigests) -> Packed | PendingDigest | None:
     """As `pack`, without a host sync: a tensor on an accelerator is digested later, with its present values.
 
     Args:
@@ -173,11 +173,11 @@ def _has_values(t: torch.Tensor) -> bool:
 
 def _pack(tensor: torch.Tensor, n_rows: int) -> Packed:
     n_bytes = tensor.numel() * tensor.itemsize
-    found = _pack_later(tensor, n_rows, WaitingDigests(min(MEMORY_BYTES, 2 * n_bytes)))  # rows lie apart
-    return found.get() if isinstance(found, Awaited) else found
+    found = _pack_later(tensor, n_rows, PendingDigests(min(MEMORY_BYTES, 2 * n_bytes)))  # rows lie apart
+    return found.get() if isinstance(found, PendingDigest) else found
 
 
-def _pack_later(tensor: torch.Tensor, n_rows: int, waiting: WaitingDigests) -> Packed | Awaited:
+def _pack_later(tensor: torch.Tensor, n_rows: int, waiting: PendingDigests) -> Packed | PendingDigest:
     """Of a tensor that is brought into the form of real values first."""
     t = tensor.detach()
     n_leading = t.shape[0] if t.dim() else 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shadowrun.numerics.ladder import Hashes, mantissa_of, mix
+from shadowrun.numerics.hash_ladder import Hashes, mantissa_of, mix
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

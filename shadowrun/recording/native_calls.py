@@ -17,7 +17,7 @@ from shadowrun.platforms.torchplatform import below_autograd
 from shadowrun.recording import undeclared_writes
 from shadowrun.recording.call_results import ITEM, number_form
 from shadowrun.recording.data_flow import Leaf
-from shadowrun.recording.waiting_digests import Awaited
+from shadowrun.recording.pending_digests import PendingDigest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -136,13 +136,13 @@ def make_native_calls(
 
     def digest(t: torch.Tensor) -> Packed | None:
         # Its row comes next. In a mode's handler, an operator meets nothing but autograd.
-        found: Packed | Awaited | None = None
+        found: Packed | PendingDigest | None = None
         if not (n_rows or t.is_cpu):
             with below_autograd():
                 found = results.waiting.add_plain(t)
         if found is None:
             found = results.digest(t)
-        return buffer.reserve(found) if isinstance(found, Awaited) else found
+        return buffer.reserve(found) if isinstance(found, PendingDigest) else found
 
     rows = buffer.native_rows = core.TensorRows(
         storages=flow.storages,

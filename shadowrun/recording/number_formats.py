@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from shadowrun.numerics.ladder import mantissa_of
+from shadowrun.numerics.hash_ladder import mantissa_of
 from shadowrun.numerics.precision import FORMATS
 
 __all__ = ["NUMBER_FORMATS", "Encoding", "NumberFormat"]

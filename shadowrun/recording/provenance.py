@@ -15,7 +15,7 @@ import torch
 
 from shadowrun.platforms.device import resolve
 from shadowrun.platforms.fingerprint import versions
-from shadowrun.recording.waiting_digests import packed
+from shadowrun.recording.pending_digests import packed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from shadowrun.recording.digests import Packed
-    from shadowrun.recording.waiting_digests import Awaited
+    from shadowrun.recording.pending_digests import PendingDigest
 
 __all__ = ["Provenance", "at_start"]
 
@@ -56,7 +56,7 @@ class Provenance:
         self._digests: dict[str, str] = {}
         self.changed = False
         # Digests of leaves, in their order, by name; None for those whose hashes are one.
-        self._waiting: list[tuple[str | None, Packed | Awaited | None]] = []
+        self._waiting: list[tuple[str | None, Packed | PendingDigest | None]] = []
         self._names: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
         self._seen: set[int] = set()
         self._drawn_from: set[torch.device] = set()
@@ -66,7 +66,7 @@ class Provenance:
     def add(
         self,
         t: torch.Tensor,
-        digest: Packed | Awaited | None,
+        digest: Packed | PendingDigest | None,
         modules: Iterable[tuple[str, nn.Module]],
         *,
         only_named: bool = False,

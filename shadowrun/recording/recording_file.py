@@ -302,7 +302,7 @@ def _joined(
 ) -> Recording:
     """All blocks in one, those of each process together; row numbers count from the start of the recording."""
     # Once and not for each process: a file may have a hundred thousand of both.
-    limits = Limits.of(forms)
+    limits = Limits.from_forms(forms)
     calls, results, inputs, described = [], [], [], []
     n_calls = n_results = 0
     for process, own in zip(processes, blocks, strict=True):

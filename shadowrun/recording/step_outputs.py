@@ -18,7 +18,7 @@ from shadowrun.intercept.torchapi import hidden_from_program, live_storage
 from shadowrun.recording.digests import pack
 from shadowrun.recording.model import N_SAMPLES, NONE, OUTPUTS_BYTES, Kind, output_name
 from shadowrun.recording.number_formats import NUMBER_FORMATS
-from shadowrun.recording.waiting_digests import is_capturing
+from shadowrun.recording.pending_digests import is_capturing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,7 +17,7 @@ from shadowrun.intercept.plan import Action
 from shadowrun.intercept.torchapi import StorageWatch, hidden_from_program, storage_key
 from shadowrun.native import core
 from shadowrun.native import tensors as native
-from shadowrun.recording.digests import await_digest, pack
+from shadowrun.recording.digests import digest_when_settled, pack
 from shadowrun.recording.recorder import context_key
 from shadowrun.replay.copies import tensors_in, written_to
 from shadowrun.replay.memory_effects import GUARD_BYTES, bytes_of, is_plain, is_power
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shadowrun.intercept.attribution import Origin
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.recording.digests import Packed
-    from shadowrun.recording.waiting_digests import Awaited, WaitingDigests
+    from shadowrun.recording.pending_digests import PendingDigest, PendingDigests
 
 __all__ = ["Overwritten", "Schedule", "UndeclaredWrites", "WatchSchedule", "Watched", "make_schedule", "may_watch"]
 
@@ -72,7 +72,7 @@ class Overwritten(NamedTuple):
     argument: int
     tensor: torch.Tensor
     memory: torch.Tensor
-    digest: Packed | Awaited | None
+    digest: Packed | PendingDigest | None
 
 
 class UndeclaredWrites:
@@ -85,7 +85,7 @@ class UndeclaredWrites:
         schedule: Decides which calls; it outlasts a recording that is stopped and started again.
     """
 
-    def __init__(self, waiting: WaitingDigests) -> None:
+    def __init__(self, waiting: PendingDigests) -> None:
         self._waiting = waiting
         self.schedule = make_schedule()
         self._n_running = self._n_begun = 0
@@ -144,7 +144,7 @@ class UndeclaredWrites:
             if changed:
                 is_all = not part.written and bytes_of(t) == (part.begin, part.end) and t.is_contiguous()
                 memory = t if is_all else _memory(t, part.begin, part.end)
-                found.append(Overwritten(part.argument, t, memory, await_digest(memory, 0, self._waiting)))
+                found.append(Overwritten(part.argument, t, memory, digest_when_settled(memory, 0, self._waiting)))
         if found:
             self.schedule.watch_always(plan.index)
         return found

@@ -33,7 +33,7 @@ from shadowrun.replay.copies import (
     written_to,
 )
 from shadowrun.replay.executor import Executor
-from shadowrun.replay.memory import may_run_again
+from shadowrun.replay.input_copies import may_run_again
 from shadowrun.replay.pipeline import AmbientState
 from shadowrun.replay.platform_runs import PlatformRuns, refused
 from shadowrun.replay.snapshots import Copies, NotCopyable, Snapshots, StaleCopy
@@ -133,7 +133,7 @@ class _PendingComparison:
         if timeline is None or self.moment is None:
             self.path.compare(self)
             return
-        with timeline.of(self.moment):
+        with timeline.noted_for(self.moment):
             self.path.compare(self)
         timeline.finish(self.moment)
 

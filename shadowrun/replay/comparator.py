@@ -23,11 +23,11 @@ from shadowrun.operators.vendor_ops import COUNTERPARTS, compared, for_reference
 from shadowrun.replay.context import NO_CONTEXT, NO_DRIFT, SLOW
 from shadowrun.replay.copies import at_offsets, copy_mutated, offsets
 from shadowrun.replay.executor import to_cpu
-from shadowrun.replay.memory import n_bytes
+from shadowrun.replay.input_copies import n_bytes
 from shadowrun.replay.memory_effects import OVERWRITTEN, MemoryEffects
 from shadowrun.replay.slow_calls import SlowCalls
-from shadowrun.store.pending import tensor_key, verdict_key
 from shadowrun.store.schema import severity
+from shadowrun.store.write_buffer import tensor_key, verdict_key
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from shadowrun.replay.drift import RngState
     from shadowrun.replay.executor import CallRunner
     from shadowrun.replay.memory_effects import Looked
-    from shadowrun.replay.postponed import PostponedCalls
+    from shadowrun.replay.postponed_calls import PostponedCalls
     from shadowrun.replay.timeline import Timeline
     from shadowrun.types import TensorDiff
 

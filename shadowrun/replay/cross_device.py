@@ -14,8 +14,8 @@ from shadowrun.intercept.torchapi import with_isolated_warnings
 from shadowrun.replay.call import run_own
 from shadowrun.replay.context import BUDGET, CUSTOM, ReplayContext
 from shadowrun.replay.copies import Arguments, OverBudget, mirror, plan_with_cpu_tensors, tensors_in, written_to
+from shadowrun.replay.input_copies import TOO_LARGE, InputCopies, SavedRngStates, are_too_large, run_before_copies
 from shadowrun.replay.lazy_device import LazyDevicePath
-from shadowrun.replay.memory import TOO_LARGE, InputCopies, SavedRngStates, are_too_large, run_before_copies
 from shadowrun.replay.platform_runs import PlatformRuns, inputs_not_copied
 from shadowrun.replay.view_check import UncomparedCalls
 from shadowrun.torch_private import is_zero_tensor

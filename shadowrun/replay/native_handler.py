@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shadowrun.replay.comparator import Comparator
     from shadowrun.replay.context import RunSink
     from shadowrun.replay.drift import Drift
-    from shadowrun.replay.memory import CopyBuffer
+    from shadowrun.replay.input_copies import CopyBuffer
     from shadowrun.replay.same_device import SameDevicePath
     from shadowrun.schedule.budget import Budget
     from shadowrun.schedule.selection import Selection

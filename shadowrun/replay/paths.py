@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shadowrun.config import Config
     from shadowrun.platforms.device import Platform
     from shadowrun.replay.context import RecordSink, RunSink
-    from shadowrun.replay.postponed import PostponedCalls
+    from shadowrun.replay.postponed_calls import PostponedCalls
 
 __all__ = ["Paths"]
 

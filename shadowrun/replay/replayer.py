@@ -19,7 +19,7 @@ from shadowrun.replay.call import OVER_BUDGET, Call, CallRun, Treatment, Treatme
 from shadowrun.replay.executor import WarningFilter
 from shadowrun.replay.native_handler import NativeHandler, PassThrough
 from shadowrun.replay.paths import Paths
-from shadowrun.replay.postponed import PostponedCalls
+from shadowrun.replay.postponed_calls import PostponedCalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,7 +20,7 @@ from shadowrun.numerics.bits import Uncomparable, plainly_equal
 from shadowrun.replay.call import Call, CallRun, run_own
 from shadowrun.replay.context import BUDGET, CUSTOM, ReplayContext
 from shadowrun.replay.copies import OverBudget, copy_mutated
-from shadowrun.replay.memory import (
+from shadowrun.replay.input_copies import (
     BYTES_PER_NS,
     TOO_LARGE,
     CopyBuffer,

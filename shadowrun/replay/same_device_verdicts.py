@@ -8,7 +8,7 @@ from shadowrun.intercept.torchapi import with_isolated_warnings
 from shadowrun.replay.call import Call, CallRun, run_own
 from shadowrun.replay.context import NO_DRIFT, NO_ERROR, ONE_MEMORY, ReplayContext
 from shadowrun.replay.copies import overlaps_unnoticed
-from shadowrun.replay.memory import NO_ROOM, TOO_LARGE, are_too_large
+from shadowrun.replay.input_copies import NO_ROOM, TOO_LARGE, are_too_large
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -72,7 +72,7 @@ class Timeline:
         return getattr(self._thread, "moment", None)
 
     @contextlib.contextmanager
-    def of(self, moment: Moment | None) -> Iterator[None]:
+    def noted_for(self, moment: Moment | None) -> Iterator[None]:
         """Within, what this thread notes belongs to this call; a call inside of it has its own."""
         outer = self.current
         self._thread.moment = moment
@@ -124,7 +124,7 @@ class TimedPath:
         """As the path does."""
         timeline = self._timeline
         moment = Moment(_clock())
-        with timeline.of(moment):
+        with timeline.noted_for(moment):
             ran = self._path.observe(call)
         if not moment.handed_over:
             moment.ended = _clock()

@@ -28,7 +28,7 @@ from shadowrun.replay.copies import (
     tensors_in,
     written_to,
 )
-from shadowrun.replay.memory import TOO_LARGE, InputCopies, are_too_large, run_before_copies
+from shadowrun.replay.input_copies import TOO_LARGE, InputCopies, are_too_large, run_before_copies
 from shadowrun.replay.platform_runs import refused
 from shadowrun.types import Status, Verdict
 

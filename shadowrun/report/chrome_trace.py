@@ -113,7 +113,7 @@ class _Times:
     judged: float
 
     @classmethod
-    def of(cls, row: Sequence[int | None]) -> _Times | None:
+    def from_row(cls, row: Sequence[int | None]) -> _Times | None:
         """From the columns of ``moment``; None if the call has no row there."""
         if row[0] is None:
             return None
@@ -288,7 +288,7 @@ def _events(data: DataFile, processes: list[tuple[_Process, str]], most: int) ->
             measured = ((TARGET, target_ns), (REFERENCE, ref_ns))
             times = {lane: ns / 1e3 for lane, ns in measured if ns is not None and ns >= 0}
             process, _ = processes[min(seq // data.block, len(processes) - 1)]
-            yield from process.call(step, seq, contexts[context], status, times, _Times.of(moment))
+            yield from process.call(step, seq, contexts[context], status, times, _Times.from_row(moment))
         last, n_left = rows[-1][0], n_left - len(rows)
     for process, _ in processes:
         yield from process.end_step()

@@ -18,7 +18,7 @@ from shadowrun.report.source_report import line_links
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from shadowrun.analysis import Charts, Finding, Place, SourceText
+    from shadowrun.analysis import Charts, Finding, FindingOrigin, SourceText
     from shadowrun.analysis.drift_effects import Effects, Repair, StepEnd
     from shadowrun.report.run_report import Source
 
@@ -59,7 +59,7 @@ class FindingDetails:
             lambda: effects_section(findings, self._places, self.charts, sanitize(read_repairs(self._run.info)))
         )
 
-    def _histogram(self, places: tuple[Place, ...]) -> tuple[Figure, ...]:
+    def _histogram(self, places: tuple[FindingOrigin, ...]) -> tuple[Figure, ...]:
         excess: Counter[int] = Counter()
         ulp: Counter[int] = Counter()
         for place in places:
@@ -69,13 +69,13 @@ class FindingDetails:
         is_excess = 2 * sum(excess.values()) > sum(ulp.values())
         return histogram(excess if is_excess else ulp, is_excess=is_excess)
 
-    def of(self, finding: Finding) -> Later:
+    def blocks(self, finding: Finding) -> Later:
         """The blocks below a finding."""
         return Later(lambda: self._blocks(finding))
 
     @functools.cached_property
-    def _places(self) -> Mapping[int, tuple[Place, ...]]:
-        return self._run.places()
+    def _places(self) -> Mapping[int, tuple[FindingOrigin, ...]]:
+        return self._run.origins()
 
     def _blocks(self, finding: Finding) -> tuple[Block, ...]:
         places = self._places.get(finding.number, ())
@@ -115,7 +115,7 @@ def ranks(finding: Finding) -> tuple[tuple[str, float], ...]:
     )
 
 
-def _places(places: tuple[Place, ...]) -> Later:
+def _places(places: tuple[FindingOrigin, ...]) -> Later:
     rows = tuple(
         (
             place.module or "outside any module",
@@ -152,7 +152,7 @@ _NO_REPAIRS = (
 )
 
 
-def effect_of(places: Sequence[Place], effects: Effects) -> tuple[float, float]:
+def effect_of(places: Sequence[FindingOrigin], effects: Effects) -> tuple[float, float]:
     """Rise of the accumulated error at a finding's calls, in a step, and the greatest one of their results."""
     keys = dict.fromkeys(place.key for place in places)
     reached = [effects.reach[key] for key in keys if key in effects.reach]
@@ -204,7 +204,7 @@ def share_text(repair: Repair | None) -> str:
 
 def effects_section(
     findings: Sequence[Finding],
-    places: Mapping[int, tuple[Place, ...]],
+    places: Mapping[int, tuple[FindingOrigin, ...]],
     charts: Charts,
     repairs: Mapping[str, Repair],
 ) -> tuple[Section, ...]:

@@ -62,9 +62,9 @@ if TYPE_CHECKING:
         Coverage,
         DriftStep,
         Finding,
+        FindingOrigin,
         LedgerUse,
         OperatorSummary,
-        Place,
         Regions,
         SinceBaseline,
         SourceText,
@@ -101,7 +101,7 @@ class Source(Protocol):
     def findings(self) -> list[Finding]:
         """As in `Run`."""
 
-    def places(self) -> Mapping[int, tuple[Place, ...]]:
+    def origins(self) -> Mapping[int, tuple[FindingOrigin, ...]]:
         """As in `Run`."""
 
     def source(self) -> SourceText:

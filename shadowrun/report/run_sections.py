@@ -168,7 +168,7 @@ def finding_sections(findings: list[Finding], details: FindingDetails) -> Iterat
                 f"finding-{f.number}",
                 facets=facets(f),
                 ranks=ranks(f),
-                inside=details.of(f),
+                inside=details.blocks(f),
             )
             for f in sanitize(of_kind[:MAX_FINDINGS])
         )

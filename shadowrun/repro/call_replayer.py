@@ -20,8 +20,8 @@ from shadowrun.intercept.checked_calls import check_call
 from shadowrun.intercept.op_allowlist import Refused, operator_named
 from shadowrun.intercept.plan import Action, OpPlan, make_plan
 from shadowrun.intercept.torchapi import as_in_handler
+from shadowrun.judge.decision_trace import Trace, recorded_steps
 from shadowrun.judge.judge import Judge
-from shadowrun.judge.ladder import Trace, recorded_steps
 from shadowrun.limits import bounded_memory
 from shadowrun.operators.vendor_ops import COUNTERPARTS, for_reference
 from shadowrun.platforms import parse
@@ -39,7 +39,7 @@ from shadowrun.types import Cause, Status, TensorDiff, Verdict
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from shadowrun.judge.ladder import Step
+    from shadowrun.judge.decision_trace import Step
     from shadowrun.judge.result_diff import ResultDiff
     from shadowrun.operators.case import Case
     from shadowrun.replay.context import InputsFile

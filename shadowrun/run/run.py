@@ -17,12 +17,12 @@ from shadowrun.analysis import (
     DriftStep,
     Finding,
     FindingChange,
+    FindingOrigin,
     Gate,
     KnownIssues,
     LedgerUse,
     Note,
     OperatorSummary,
-    Place,
     Regions,
     SinceBaseline,
     SourceText,
@@ -206,9 +206,9 @@ class Run:
         self._sync()
         return write_trace(self._data, Path(path))
 
-    def places(self) -> Mapping[int, tuple[Place, ...]]:
+    def origins(self) -> Mapping[int, tuple[FindingOrigin, ...]]:
         """Where the calls of each finding were made, by its number; a finding itself names the first few places."""
-        return analysis.find_places(self._read(), self._all_findings(), self._ledger())
+        return analysis.find_origins(self._read(), self._all_findings(), self._ledger())
 
     def source(self) -> SourceText:
         """Lines of the program around the findings, read now.
@@ -217,7 +217,7 @@ class Run:
         directory are read.
         """
         everywhere = self._allowed_by_process().modules
-        return analysis.read_source(self._read(), self.places(), self._data.info.started, everywhere=everywhere)
+        return analysis.read_source(self._read(), self.origins(), self._data.info.started, everywhere=everywhere)
 
     def charts(self) -> Charts:
         """Series for pictures: errors along the graph, by module and step, and times; this reads all calls."""

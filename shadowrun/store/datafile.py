@@ -18,8 +18,8 @@ from shadowrun.store.call_pages import last_of
 from shadowrun.store.captured_inputs import clear, folder_of, temporary_folder
 from shadowrun.store.codec import decode_info, encode_info
 from shadowrun.store.combined_runs import SourceRun, block_of, read_sources
-from shadowrun.store.pending import INTERNED, MAX_FIRST_NUMBER, PendingRows
 from shadowrun.store.retention import RetentionLimit
+from shadowrun.store.write_buffer import INTERNED, MAX_FIRST_NUMBER, PendingRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shadowrun.store.call_pages import CallPages
     from shadowrun.store.groups import Calls
     from shadowrun.store.packed_rows import PackedRows
-    from shadowrun.store.pending import Row, Rows
+    from shadowrun.store.write_buffer import Row, Rows
     from shadowrun.types import Phase, RunInfo, TensorDiff, Verdict
 
 __all__ = ["ENDED_EARLY", "FLUSH_ROWS", "DataFile"]

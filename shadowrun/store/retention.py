@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from shadowrun.store.codec import encode_float, encode_int
 from shadowrun.store.combined_runs import ONE_RUN
 from shadowrun.store.groups import Group, compute, merge, read_folded
-from shadowrun.store.pending import INSERT_CALLS
+from shadowrun.store.write_buffer import INSERT_CALLS
 
 if TYPE_CHECKING:
     import sqlite3
 
     from shadowrun.store.packed_rows import PackedRows
-    from shadowrun.store.pending import Calls
+    from shadowrun.store.write_buffer import Calls
 
 __all__ = ["RetentionLimit"]
 

@@ -322,7 +322,9 @@ def test_text_of_others_does_not_become_code(node):
 
 
 def test_options_of_lists_are_read_again():
-    how = CompileSpec.of(faulty.tanh_is_wrong, None, {"a": 1, "b": ["x", [2.5]], "c": {"d": [None, True]}}, None, None)
+    how = CompileSpec.from_arguments(
+        faulty.tanh_is_wrong, None, {"a": 1, "b": ["x", [2.5]], "c": {"d": [None, True]}}, None, None
+    )
     assert how.left_out == ()
     assert CompileSpec.from_text(how.text()) == how
 
@@ -342,7 +344,7 @@ def test_a_list_that_a_file_names_is_left_out_of_the_options():
 
 @pytest.mark.parametrize("change", [{"module": "os; import x"}, {"name": "a as b"}, {"mode": 1}])
 def test_a_backend_of_others_does_not_become_code(change):
-    how = CompileSpec.of(faulty.tanh_is_wrong, None, {"a": 1}, None, None)
+    how = CompileSpec.from_arguments(faulty.tanh_is_wrong, None, {"a": 1}, None, None)
     assert CompileSpec.from_text(how.text()) == how
     if "mode" in change:
         assert CompileSpec.from_text(json.dumps(json.loads(how.text()) | change)).mode == "1"

@@ -109,7 +109,7 @@ def test_the_graph_of_a_script_is_the_graph():
     case = region.worst
     module, constants = constants_as_inputs(case.graph.module)
     given = [*case.snapshot.inputs, *constants]
-    fields = graph_fields(module, CompileSpec.of("eager", None, None, None, None), (), raises=False)
+    fields = graph_fields(module, CompileSpec.from_arguments("eager", None, None, None, None), (), raises=False)
     text = render(ScriptSpec("graph", "title", ("story",), {}, **fields))
     body = text.split("SAVED = ")[0] + text[text.index("def graph(") : text.index("compiled = ")]
     names = {"__file__": __file__}

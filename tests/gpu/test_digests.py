@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import shadowrun
-from shadowrun.recording.digests import await_digest, pack, unpack
+from shadowrun.recording.digests import digest_when_settled, pack, unpack
 from shadowrun.recording.number_formats import NUMBER_FORMATS
+from shadowrun.recording.pending_digests import PendingDigests, digest_method
 from shadowrun.recording.recording_file import read
-from shadowrun.recording.waiting_digests import WaitingDigests, way_on
 from tests.recording.test_digests import REAL, SHAPES, agree, random_bits
 
 
@@ -40,18 +40,18 @@ def test_complex_numbers():
 
 
 def test_all_dtypes_are_digested_on_the_device():
-    ways = {dtype: way_on("cuda", dtype).__name__ for dtype in NUMBER_FORMATS}
+    ways = {dtype: digest_method("cuda", dtype).__name__ for dtype in NUMBER_FORMATS}
     assert "_on_host" not in ways.values(), ways
 
 
 def test_values_are_those_of_the_time_of_the_call():
     """Each tensor is overwritten on its stream as soon as its digest is asked for."""
-    waiting, expected, found = WaitingDigests(1 << 20), [], []
+    waiting, expected, found = PendingDigests(1 << 20), [], []
     streams = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
     for k in range(300):
         with torch.cuda.stream(streams[k % 3]):
             values = torch.full((1000 + k,), float(k), device="cuda")
-            found.append(await_digest(values, 0, waiting))
+            found.append(digest_when_settled(values, 0, waiting))
             values.fill_(-1)
         expected.append(pack(torch.full((1000 + k,), float(k), device="cpu")))
     for one, wanted in zip(found, expected, strict=True):

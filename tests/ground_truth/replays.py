@@ -20,7 +20,7 @@ from shadowrun.recording.captured_reader import CapturedFile
 from shadowrun.recording.recording_file import read
 from shadowrun.sim import CATALOGUE
 from shadowrun.studies.replay.outcomes import Outcome
-from shadowrun.studies.replay.replaying import replay
+from shadowrun.studies.replay.replay_recording import replay
 from tests.ground_truth.benchmark import Bench, quietly
 from tests.ground_truth.recordings import triggered
 

@@ -19,14 +19,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import shadowrun
 from shadowrun import sim
 from shadowrun.native import core
-from shadowrun.numerics.ladder import ladder
+from shadowrun.numerics.hash_ladder import ladder
 from shadowrun.recording import digests
 from shadowrun.recording.digest_operators import digest_parts
 from shadowrun.recording.digests import Digest, Packed, digest, digest_rows, pack, unpack
 from shadowrun.recording.model import RESULT, sample_positions
 from shadowrun.recording.number_formats import NUMBER_FORMATS, Encoding
+from shadowrun.recording.pending_digests import PendingDigests, digest_method
 from shadowrun.recording.recording_file import read
-from shadowrun.recording.waiting_digests import WaitingDigests, way_on
 
 REAL = sorted(NUMBER_FORMATS, key=str)
 COMPLEX = [torch.complex32, torch.complex64, torch.complex128]
@@ -63,7 +63,7 @@ def agree(found: Digest, wanted: Digest) -> None:
 def by_operators(t: torch.Tensor, n_rows: int = 0, memory_bytes: int = 1 << 16) -> Packed:
     """As on an accelerator."""
     n_leading = t.shape[0] if t.dim() else 0
-    return WaitingDigests(memory_bytes).add(t, min(n_rows, n_leading), n_leading, 1).get()
+    return PendingDigests(memory_bytes).add(t, min(n_rows, n_leading), n_leading, 1).get()
 
 
 def by_c(t: torch.Tensor, instructions: str) -> Digest:
@@ -377,7 +377,7 @@ def test_an_accelerator_digests_where_the_tensor_lies(dtype, data, clean_sim, mo
     t = random_bits(real, (n, 2), data.draw(st.integers(0, 100)), 0.1)
     t = torch.view_as_complex(t) if dtype.is_complex else t
     t = t if data.draw(st.booleans()) else t[::2]
-    assert way_on("sim", real) is digest_parts
+    assert digest_method("sim", real) is digest_parts
     fetched = []
     cpu = torch.Tensor.cpu
     monkeypatch.setattr(torch.Tensor, "cpu", lambda self: (fetched.append(self.nbytes), cpu(self))[1])

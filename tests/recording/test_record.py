@@ -391,7 +391,7 @@ def test_a_failure_of_ours_is_one_warning(path, monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("shadowrun.recording.call_results.await_digest", broken)
+    monkeypatch.setattr("shadowrun.recording.call_results.digest_when_settled", broken)
     with warnings.catch_warnings(record=True) as warned, shadowrun.record(path) as run:
         warnings.simplefilter("always")
         x = torch.ones(3) + torch.ones(3)
@@ -430,7 +430,7 @@ def test_an_interrupt_in_the_middle_of_a_call_leaves_whole_calls(path, monkeypat
             raise KeyboardInterrupt
         return pack(t, n_rows)
 
-    monkeypatch.setattr("shadowrun.recording.call_results.await_digest", interrupted)
+    monkeypatch.setattr("shadowrun.recording.call_results.digest_when_settled", interrupted)
     with pytest.raises(KeyboardInterrupt), shadowrun.record(path):
         for _ in range(3):
             torch.ones(3).topk(2)

@@ -15,9 +15,9 @@ from shadowrun.intercept.plan import make_plan
 from shadowrun.recording import undeclared_writes
 from shadowrun.recording.digests import digest
 from shadowrun.recording.model import Kind
+from shadowrun.recording.pending_digests import PendingDigests
 from shadowrun.recording.recording_file import read
 from shadowrun.recording.undeclared_writes import UndeclaredWrites
-from shadowrun.recording.waiting_digests import WaitingDigests
 from shadowrun.report.document import render
 from shadowrun.studies.diff.compare import Outcome, is_undeclared
 from shadowrun.studies.diff.recordings import diff_recordings
@@ -39,7 +39,7 @@ def watch(request, monkeypatch):
     """One whose schedule is that of C, and one whose is that of Python."""
     if request.param == "pure":
         monkeypatch.setattr(undeclared_writes, "core", None)
-    return UndeclaredWrites(WaitingDigests())
+    return UndeclaredWrites(PendingDigests())
 
 
 def called(watch, plan, args, kwargs=None, *, by=lambda: None):

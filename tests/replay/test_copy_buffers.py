@@ -7,9 +7,9 @@ import torch
 
 import shadowrun
 from shadowrun import Status
-from shadowrun.replay import memory, same_device
+from shadowrun.replay import input_copies, same_device
 from shadowrun.replay.executor import Executor
-from shadowrun.replay.memory import CopyBuffers
+from shadowrun.replay.input_copies import CopyBuffers
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_inference_tensors_and_others_share_the_memory():
 
 
 def test_what_is_held_is_bounded(monkeypatch):
-    monkeypatch.setattr(memory, "_MAX_BUFFER_BYTES", 1000)
+    monkeypatch.setattr(input_copies, "_MAX_BUFFER_BYTES", 1000)
     held = CopyBuffers(max_bytes=1 << 30)
     for n in range(1, 60):
         assert held.make(torch.zeros(n)) is not None

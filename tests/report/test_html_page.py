@@ -250,7 +250,7 @@ def test_a_section_called_findings_has_no_filter_of_findings(browser, tmp_path):
 @pytest.mark.parametrize("kind", ["txt", "md"])
 def test_other_formats_make_no_pictures(sample, kind):
     run = Run(sample.build())
-    run.places = None  # what only pages ask for
+    run.origins = None  # what only pages ask for
     assert report.render(run, kind)
 
 

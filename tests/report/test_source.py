@@ -92,7 +92,7 @@ def test_a_loaded_file_reads_only_python_files_below_the_working_directory(folde
     monkeypatch.chdir(folder / "in")
     for name in ("../up.py", str(folder / "up.py"), "link.py", "\0.py", "", "/etc/passwd", "x" * 5000 + ".py"):
         assert not run_at(f"{name}:1 in f").source().files, name
-    table, places = (run := run_at(f"{folder / 'up.py'}:1 in f"))._read(), run.places()
+    table, places = (run := run_at(f"{folder / 'up.py'}:1 in f"))._read(), run.origins()
     assert isinstance(table, CallGroups)
     assert read_source(table, places, "", everywhere=True).files
 
@@ -118,7 +118,7 @@ def test_cells_are_those_of_the_notebook_that_ran(monkeypatch):
     assert why == "the kernel that ran this cell has ended: write the report in the notebook itself"
     shell = types.SimpleNamespace(user_ns={"In": ["", "", "", "x = 1\ny = x.exp()\n"]})
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
-    (file,) = read_source(run._read(), run.places(), "", everywhere=True).files
+    (file,) = read_source(run._read(), run.origins(), "", everywhere=True).files
     assert [(line.number, line.code, line.findings) for line in file.lines] == [
         (1, "x = 1", ()),
         (2, "y = x.exp()", (1,)),

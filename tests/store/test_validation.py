@@ -46,7 +46,8 @@ def sweep(tmp_path) -> Path:
     path = tmp_path / "x.shadowcov"
     file = CoverageFile.begin(path, SweepInfo("npu", "cpu"))
     file.add(
-        Case("exp", "float32", Part.FORWARD, 0), CaseOutcome.of([CaseFinding(Kind.MISMATCH, "aten::exp")], "f32[2]")
+        Case("exp", "float32", Part.FORWARD, 0),
+        CaseOutcome.from_findings([CaseFinding(Kind.MISMATCH, "aten::exp")], "f32[2]"),
     )
     file.close()
     return path

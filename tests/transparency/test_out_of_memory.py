@@ -9,7 +9,7 @@ import torch
 
 import shadowrun
 from shadowrun import Status
-from shadowrun.replay import memory
+from shadowrun.replay import input_copies
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits the address space")
 
@@ -141,7 +141,7 @@ def test_the_gaps_of_a_slice_count_where_they_are_copied(clean_sim, target):
 
 
 def test_what_is_out_of_memory():
-    assert memory.is_out_of_memory(MemoryError())
-    assert memory.is_out_of_memory(torch.OutOfMemoryError("CUDA"))
-    assert memory.is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"))
-    assert not memory.is_out_of_memory(RuntimeError("size mismatch"))
+    assert input_copies.is_out_of_memory(MemoryError())
+    assert input_copies.is_out_of_memory(torch.OutOfMemoryError("CUDA"))
+    assert input_copies.is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"))
+    assert not input_copies.is_out_of_memory(RuntimeError("size mismatch"))

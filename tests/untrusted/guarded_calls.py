@@ -202,7 +202,7 @@ def call_of(chance, calls):
 def copied(values):
     """Copies with the strides of the tensors: kernels may believe that memory is dense."""
     copies = _Copies()
-    return tree_map(lambda v: copies.of(v) if isinstance(v, torch.Tensor) else v, values)
+    return tree_map(lambda v: copies.copy(v) if isinstance(v, torch.Tensor) else v, values)
 
 
 def make(calls, seed, n, page, until):

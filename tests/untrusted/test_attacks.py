@@ -683,7 +683,7 @@ def coverage(case=None, kind=Kind.MISMATCH, explanation="x", **info):
     """A coverage file with one finding."""
     file = CoverageFile.begin(Path("e.shadowcov"), SweepInfo(**{"target": "cpu[threads=1]", "ref": "cpu"} | info))
     found = [CaseFinding(kind, "aten::exp", "", "implementation", explanation, "y")]
-    file.add(case or Case("exp", "float32", Part.FORWARD, 0), CaseOutcome.of(found, "f32[20, 20]"))
+    file.add(case or Case("exp", "float32", Part.FORWARD, 0), CaseOutcome.from_findings(found, "f32[20, 20]"))
     file.close()
 
 
@@ -912,7 +912,7 @@ def test_no_coverage_file_ends_or_hangs_the_command(attack, capsys, flaw):
     info.target_fingerprint["simulated_flaws"] = [flaw]
     file = CoverageFile.begin(path, info)
     found = CaseFinding(Kind.MISMATCH, f"aten::{operator}", cause="implementation")
-    number, sample = next(Sampler(operator, "float32", 0, 3).of(Part.FORWARD))
+    number, sample = next(Sampler(operator, "float32", 0, 3).samples(Part.FORWARD))
     file.add(Case(operator, "float32", Part.FORWARD, number), CaseOutcome((found,), printed(sample)))
     file.close()
     assert "which would end or block this process" in " ".join(

@@ -19,8 +19,8 @@ from shadowrun.compiled.graph import Graph, Snapshot
 from shadowrun.compiled.rounding import RandomResults
 from shadowrun.errors import DataFileError, UsageError
 from shadowrun.intercept import checked_calls
-from shadowrun.intercept.argument_places import has_places
 from shadowrun.intercept.checked_calls import check_call
+from shadowrun.intercept.memory_bounds import has_bounds_check
 from shadowrun.intercept.op_allowlist import (
     Refused,
     check_arguments,
@@ -38,7 +38,7 @@ from shadowrun.studies.campaign import compiled_variant
 from shadowrun.studies.campaign.metamorphic import Metamorphic
 from shadowrun.studies.campaign.recipe import Recipe
 from shadowrun.studies.campaign.variant import Execution, Variant
-from shadowrun.studies.sweep.recorded import UnreadableCall, sample
+from shadowrun.studies.sweep.recorded_calls import UnreadableCall, sample
 from shadowrun.studies.zoo.graph import Runner, from_json
 from shadowrun.studies.zoo.input_values import make_inputs
 
@@ -166,10 +166,10 @@ def test_a_look_inside_sees_strides_and_shared_memory():
     z = torch.randn(3, 4, dtype=torch.complex64)
     copies = checked_calls._Copies()
     for t in (z, z.conj(), z.t()[1:], torch._neg_view(z.imag), X[0].expand(5, 4), X[:0], X[0, 0], z.imag):
-        copy = copies.of(t)
+        copy = copies.copy(t)
         assert torch.equal(copy, t)
         assert (copy.stride(), copy.is_conj(), copy.is_neg()) == (t.stride(), t.is_conj(), t.is_neg())
-    assert copies.of(z).data_ptr() == copies.of(z[:1]).data_ptr() != z.data_ptr()
+    assert copies.copy(z).data_ptr() == copies.copy(z[:1]).data_ptr() != z.data_ptr()
 
 
 def test_a_look_inside_changes_nothing():
@@ -564,7 +564,7 @@ def test_no_call_of_a_program_is_refused():
                 if outs:
                     torch.autograd.backward([t.abs().sum() for t in outs])
     assert not [found for found in seen.refused if "api_name" not in found[1]]
-    assert sum(has_places(name.partition(".")[0]) for name in seen.names) > 25
+    assert sum(has_bounds_check(name.partition(".")[0]) for name in seen.names) > 25
 
 
 # -- graphs ------------------------------------------------------------------------------------------------

@@ -28,10 +28,10 @@ from shadowrun.settings import fits_platform
 from shadowrun.store import captured_inputs
 from shadowrun.store.atomic_write import atomic_write
 from shadowrun.studies.campaign import engine
+from shadowrun.studies.campaign.campaign_folder import CHUNK, CampaignFolder, CampaignSettings
 from shadowrun.studies.campaign.combine_stores import add_rows, combine
 from shadowrun.studies.campaign.engine import Engine, _n_of
-from shadowrun.studies.campaign.folder import CHUNK, Folder, Settings
-from shadowrun.studies.campaign.ledger import new_lines
+from shadowrun.studies.campaign.known_causes import new_lines
 from shadowrun.studies.campaign.program_draft import Library
 from shadowrun.studies.campaign.script_jobs import _Writer
 from shadowrun.studies.campaign.seen_variants import SeenVariants
@@ -91,7 +91,9 @@ def zoo_of(path, *graphs):
 
 def folder_of(path="c", **settings):
     zoo_of("programs", MM)
-    return Folder.create(Path(path), Settings(**{"targets": ("cpu[threads=1]",), "n": 4} | settings), Path("programs"))
+    return CampaignFolder.create(
+        Path(path), CampaignSettings(**{"targets": ("cpu[threads=1]",), "n": 4} | settings), Path("programs")
+    )
 
 
 def changed(folder, **facts):
@@ -381,7 +383,7 @@ def test_links_in_a_folder_are_refused(name):
     place.rename("moved") if place.exists() else Path("moved").touch()
     place.symlink_to(Path("moved").absolute())
     with pytest.raises(DataFileError, match="is a link"):
-        Folder.open(folder.path)
+        CampaignFolder.open(folder.path)
 
 
 def test_a_link_in_the_place_of_a_shard_is_refused(capsys):
@@ -412,7 +414,7 @@ def test_settings_are_not_written_through_a_link(victim, monkeypatch):
     monkeypatch.setattr(secrets, "token_hex", lambda _: "known")
     for name in ("campaign.json.part", "campaign.json.known.part", "programs.shadowzoo.known.part"):
         (folder.path / name).symlink_to(victim)
-    Folder.create(folder.path, folder.settings, Path("programs"))
+    CampaignFolder.create(folder.path, folder.settings, Path("programs"))
     assert victim.read_text() == PRECIOUS
 
 
@@ -469,7 +471,7 @@ def test_settings_are_bounded(facts):
     folder = folder_of()
     changed(folder, **facts)
     with pytest.raises(DataFileError) as raised:
-        Folder.open(folder.path)
+        CampaignFolder.open(folder.path)
     assert raised.value.slug == "data-file-corrupt"
 
 
@@ -611,7 +613,7 @@ def test_no_call_is_taken_from_the_folder_of_scripts(tmp_path):
 
 
 def test_a_ledger_is_not_written_through_a_link(victim):
-    from shadowrun.studies.ledger_file import NewLine, add_lines
+    from shadowrun.studies.known_issues_file import NewLine, add_lines
 
     Path(".shadowrun.part").symlink_to(victim.parent)
     (victim.parent / "shadowrun.toml").write_text(PRECIOUS)
@@ -657,7 +659,7 @@ def test_the_file_of_a_zoo_counts_and_is_packed(monkeypatch):
     ((words, packed),) = seen
     assert "other.shadowzoo" in list(words)
     n_bytes = Path("other.shadowzoo").stat().st_size
-    assert ResourceLimits.of(["other.shadowzoo"], packed).n_bytes == packed * n_bytes > n_bytes
+    assert ResourceLimits.for_files(["other.shadowzoo"], packed).n_bytes == packed * n_bytes > n_bytes
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere memory is not known")

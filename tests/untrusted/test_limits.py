@@ -135,14 +135,14 @@ def test_an_allowance_grows_with_the_files():
     with Path("holes").open("wb") as file:
         file.truncate(1 << 40)
     Path("folder/up").symlink_to(Path.cwd())
-    none = ResourceLimits.of(["", "no such file", "x" * 9000, "a\0b", "*nothing*"])
+    none = ResourceLimits.for_files(["", "no such file", "x" * 9000, "a\0b", "*nothing*"])
     assert none.n_bytes == 0
-    assert ResourceLimits.of(["a", "a", "./a"]).n_bytes == 3_000_000
-    assert ResourceLimits.of(["a", "folder"]).n_bytes == 4_000_000
-    assert ResourceLimits.of(["fold*"]).n_bytes == 1_000_000
-    assert ResourceLimits.of(["holes"]).n_bytes < 1_000_000
-    assert ResourceLimits.of(["a"]).memory > none.memory
-    assert ResourceLimits.of(["a"]).seconds > none.seconds
+    assert ResourceLimits.for_files(["a", "a", "./a"]).n_bytes == 3_000_000
+    assert ResourceLimits.for_files(["a", "folder"]).n_bytes == 4_000_000
+    assert ResourceLimits.for_files(["fold*"]).n_bytes == 1_000_000
+    assert ResourceLimits.for_files(["holes"]).n_bytes < 1_000_000
+    assert ResourceLimits.for_files(["a"]).memory > none.memory
+    assert ResourceLimits.for_files(["a"]).seconds > none.seconds
 
 
 def test_a_bound_of_the_user_stays(monkeypatch):
@@ -150,7 +150,7 @@ def test_a_bound_of_the_user_stays(monkeypatch):
     set_to = []
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limit: set_to.append((kind, limit)))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (7, 9))
-    ResourceLimits.of([]).bound_time()
+    ResourceLimits.for_files([]).bound_time()
     (soft,) = [limit for kind, limit in set_to if kind == resource.RLIMIT_CPU]
     assert soft == (7, 9)
 

@@ -15,7 +15,7 @@ from shadowrun.report.document import Document, Records, render
 from shadowrun.store import DataFile
 from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part
 from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
-from shadowrun.studies.sweep.recorded import UnreadableCall, read_calls, sample
+from shadowrun.studies.sweep.recorded_calls import UnreadableCall, read_calls, sample
 from shadowrun.types import Cause, Phase, RunInfo, Status, Verdict
 
 N = 1_000_000

@@ -23,14 +23,14 @@ import shadowrun
 from shadowrun.cli.main import main
 from shadowrun.errors import ShadowrunError
 from shadowrun.store.plain_json import NotStorable
-from shadowrun.studies.campaign.folder import Folder, Settings
+from shadowrun.studies.campaign.campaign_folder import CampaignFolder, CampaignSettings
 from shadowrun.studies.campaign.store import CampaignStore
 from shadowrun.studies.campaign.tables import ResultRow, VariantRow
 from shadowrun.studies.shards import Shard
 from shadowrun.studies.slowdown.calls import read_mix
 from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part
 from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
-from shadowrun.studies.sweep.recorded import read_calls
+from shadowrun.studies.sweep.recorded_calls import read_calls
 from shadowrun.studies.zoo.graph import Runner, from_json, to_json
 from shadowrun.studies.zoo.input_values import make_inputs
 from shadowrun.studies.zoo.program import program_of, read_zoo, write_zoo
@@ -83,7 +83,7 @@ def files(sample, tmp_path_factory) -> dict[str, Path]:
                     if kind is Kind.PASS
                     else [CaseFinding(kind, f"aten::{operator}", "", "implementation", "x", "y")]
                 )
-                sweep.add(Case(operator, "float32", part, number), CaseOutcome.of(found, "f32[2]"))
+                sweep.add(Case(operator, "float32", part, number), CaseOutcome.from_findings(found, "f32[2]"))
             sweep.finish(operator, "float32", part, -1, 0)
     sweep.add_time(1.0, 1.0, complete=True)
     sweep.close()
@@ -92,7 +92,9 @@ def files(sample, tmp_path_factory) -> dict[str, Path]:
             recording.step()
             torch.nn.Linear(4, 3)(torch.randn(2, 4).requires_grad_()).sum().backward()
     write_zoo(folder / "x.shadowzoo", [program_of("p", "modules", from_json(MM))], [])
-    campaign = Folder.create(folder / "c", Settings(targets=("cpu[threads=1]",), n=4), folder / "x.shadowzoo")
+    campaign = CampaignFolder.create(
+        folder / "c", CampaignSettings(targets=("cpu[threads=1]",), n=4), folder / "x.shadowzoo"
+    )
     store = CampaignStore.begin(campaign.shard(Shard()), campaign.info())
     recipe = json.dumps([from_json(MM).identity()[:12], [["insert", "1"]], 1])
     with store.written():

@@ -19,9 +19,9 @@ from shadowrun.report.json_csv import render_csv
 from shadowrun.report.sanitize import one_line, show
 from shadowrun.store import DataFile
 from shadowrun.studies.slowdown.calls import Call
-from shadowrun.studies.slowdown.measuring import TimedCall
 from shadowrun.studies.slowdown.report import slowdown_document
 from shadowrun.studies.slowdown.table import Slowdown
+from shadowrun.studies.slowdown.timing import TimedCall
 from shadowrun.studies.static.coverage import StaticCoverage, StaticOperator, static_document
 from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part
 from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
@@ -76,7 +76,7 @@ def sweep_file(tmp_path_factory) -> Path:
     file = CoverageFile.begin(path, info)
     for number, kind in enumerate((Kind.MISMATCH, Kind.UNSUPPORTED, Kind.REFERENCE, Kind.PASS)):
         finding = CaseFinding(kind, EVIL, EVIL, "implementation", EVIL, EVIL)
-        outcome = CaseOutcome.of([] if kind is Kind.PASS else [finding], EVIL)
+        outcome = CaseOutcome.from_findings([] if kind is Kind.PASS else [finding], EVIL)
         file.add(Case(f"{EVIL}{number}", f"{EVIL}32", Part.FORWARD, 0), outcome)
         file.add(Case(f"{FORMULA}{number}", "float32", Part.FORWARD, 0), outcome)
     file.close()
@@ -131,7 +131,7 @@ def test_of_a_sweep_itself(sweep_file):
     from shadowrun.studies.sweep.support import SupportTable
 
     file = CoverageFile.open(sweep_file)
-    table, info = SupportTable.of(file.results()), file.info
+    table, info = SupportTable.from_results(file.results()), file.info
     file.close()
     for form in FORMATS:
         safe(render(sweep_document(table, info, script=EVIL), form), "sweep")
@@ -139,7 +139,7 @@ def test_of_a_sweep_itself(sweep_file):
 
 def test_of_slowdown_and_static():
     failed = TimedCall(Call(EVIL, EVIL, 1, EVIL), None, None, None, EVIL, True)
-    slowdown = slowdown_document(Slowdown.of([failed], 1, 100.0), EVIL)
+    slowdown = slowdown_document(Slowdown.from_timings([failed], 1, 100.0), EVIL)
     coverage = StaticCoverage((EVIL,), (EVIL,), (StaticOperator(EVIL, ("absent",), 1),))
     for document in (slowdown, static_document(coverage, EVIL)):
         for form in FORMATS:
@@ -170,8 +170,8 @@ def test_no_name_of_a_sweep_is_markup(tmp_path):
 
     file = CoverageFile.begin(tmp_path / "x.shadowcov", SweepInfo("npu", "cpu", 0, MARKUP, {}, {}, {"torch": MARKUP}))
     found = CaseFinding(Kind.MISMATCH, MARKUP, MARKUP, "implementation", MARKUP, MARKUP)
-    file.add(Case(MARKUP, MARKUP, Part.FORWARD, 0), CaseOutcome.of([found], MARKUP))
-    table, info = SupportTable.of(file.results()), file.info
+    file.add(Case(MARKUP, MARKUP, Part.FORWARD, 0), CaseOutcome.from_findings([found], MARKUP))
+    table, info = SupportTable.from_results(file.results()), file.info
     assert "[link=http" in render(sweep_document(table, info), "txt")
     no_markup(render(sweep_document(table, info), "md"))
     file.close()
@@ -187,10 +187,10 @@ def no_markup(text):
 
 def test_no_name_is_markup_of_markdown(tmp_path, capsys):
     failed = TimedCall(Call(MARKUP, MARKUP, 1, MARKUP), None, None, None, MARKUP, True)
-    no_markup(render(slowdown_document(Slowdown.of([failed], 1, 100.0), MARKUP), "md"))
+    no_markup(render(slowdown_document(Slowdown.from_timings([failed], 1, 100.0), MARKUP), "md"))
     path = tmp_path / "x.shadowcov"
     file = CoverageFile.begin(path, SweepInfo(MARKUP, MARKUP, versions={"torch": MARKUP}))
-    failed = CaseOutcome.of([CaseFinding(Kind.ERROR, MARKUP, "", "", MARKUP)], "")
+    failed = CaseOutcome.from_findings([CaseFinding(Kind.ERROR, MARKUP, "", "", MARKUP)], "")
     file.add(Case(MARKUP, MARKUP, Part.FORWARD, 0), failed)
     file.close()
     no_markup(said(capsys, "support", path, "-f", "md"))

@@ -22,7 +22,7 @@ from shadowrun.intercept.op_allowlist import operator_named
 from shadowrun.repro import script
 from shadowrun.store import captured_inputs
 from shadowrun.store.captured_inputs import StoredCall
-from shadowrun.studies.sweep import recorded
+from shadowrun.studies.sweep import recorded_calls
 
 OPERATORS = (
     *("add.Tensor", "random_.from", "max_pool2d_with_indices_backward", "embedding_dense_backward", "_embedding_bag"),
@@ -118,10 +118,10 @@ def test_calls_of_slowdown_and_sweep(changed, capsys, name):
             )
         changed(name, text, (), {})
         assert "\x1b" not in ends(capsys, "slowdown", "x.shadowrun", "--rounds", "3", "--target", "cpu", "--ref", "cpu")
-        for (op, _), texts in recorded.read_calls(Path("x.shadowrun")).items():
+        for (op, _), texts in recorded_calls.read_calls(Path("x.shadowrun")).items():
             for one in texts:
-                with contextlib.suppress(recorded.UnreadableCall):  # the only one that it may raise
-                    recorded.sample(op, one, seed)
+                with contextlib.suppress(recorded_calls.UnreadableCall):  # the only one that it may raise
+                    recorded_calls.sample(op, one, seed)
 
 
 @pytest.mark.parametrize("name", OPERATORS)

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from shadowrun.errors import DataFileError, PlatformError, ShadowrunError
 from shadowrun.limits import at_most_free
 from shadowrun.store.atomic_write import atomic_write
+from shadowrun.studies.campaign.campaign_folder import CHUNK, CampaignFolder
 from shadowrun.studies.campaign.chunk_work import Chunk, ChunkWork
 from shadowrun.studies.campaign.combine_stores import add_rows
 from shadowrun.studies.campaign.executors import NO_PROGRAMS, run_chunk
-from shadowrun.studies.campaign.folder import CHUNK, Folder
 from shadowrun.studies.campaign.seen_variants import SeenVariants
 from shadowrun.studies.campaign.store import CampaignStore
 from shadowrun.studies.campaign.worker import ENTRY
@@ -109,7 +109,7 @@ class Engine:
 
     def __init__(
         self,
-        folder: Folder,
+        folder: CampaignFolder,
         *,
         jobs: int = 1,
         threads: int = 1,

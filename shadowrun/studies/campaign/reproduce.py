@@ -24,7 +24,7 @@ from shadowrun.studies.isolation.pool import Limits, Pool
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shadowrun.studies.campaign.folder import Folder
+    from shadowrun.studies.campaign.campaign_folder import CampaignFolder
     from shadowrun.studies.campaign.tables import FindingRow, ResultRow, VariantRow
     from shadowrun.studies.isolation.worker_side import Channel
 
@@ -139,7 +139,7 @@ def hex_of(identity: int) -> str:
     return f"{identity & (1 << 64) - 1:016x}"
 
 
-def reproduce(folder: Folder, wanted: WantedVariant) -> Rerun:
+def reproduce(folder: CampaignFolder, wanted: WantedVariant) -> Rerun:
     """Run a variant on all targets of its campaign.
 
     Args:

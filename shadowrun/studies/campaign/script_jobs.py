@@ -23,7 +23,7 @@ from shadowrun.studies.sweep.cases import Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shadowrun.studies.campaign.folder import Folder
+    from shadowrun.studies.campaign.campaign_folder import CampaignFolder
     from shadowrun.studies.campaign.root_causes import RootCause
     from shadowrun.studies.isolation.worker_side import Channel
 
@@ -55,7 +55,7 @@ class Job:
 
 
 def write_scripts(
-    folder: Folder,
+    folder: CampaignFolder,
     chosen: Sequence[tuple[int, RootCause, Recipe]],
     out: Path,
     *,

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from shadowrun.studies.campaign.ledger import known_causes
+from shadowrun.studies.campaign.known_causes import known_causes
 from shadowrun.studies.campaign.oracles import FIRED, ORACLES, from_mask
 from shadowrun.studies.campaign.root_causes import Seen, is_compiled, root_causes, signature, without_flaws
 from shadowrun.studies.campaign.runner import TARGET, VariantFinding

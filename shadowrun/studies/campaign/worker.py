@@ -49,7 +49,7 @@ def start(settings: dict[str, Any], channel: Channel) -> Callable[[dict[str, Any
     """Prepare a worker; gives the function that runs a task.
 
     Args:
-        settings: Of `Settings.for_workers`.
+        settings: Of `CampaignSettings.for_workers`.
         channel: To the pool.
 
     Raises:
@@ -68,7 +68,7 @@ def runner_settings(settings: dict[str, Any]) -> RunnerSettings:
     """Platforms as `runner.VariantRunner` takes them.
 
     Args:
-        settings: Of `Settings.for_workers`, as JSON has it.
+        settings: Of `CampaignSettings.for_workers`, as JSON has it.
     """
     from shadowrun.studies.campaign.runner import RunnerSettings
 

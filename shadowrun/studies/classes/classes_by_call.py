@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shadowrun.numerics.ladder import mix
+from shadowrun.numerics.hash_ladder import mix
 from shadowrun.recording.model import NONE, Kind
 from shadowrun.studies.classes.equivalence import common_keys
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from shadowrun.numerics.ladder import Hashes
+    from shadowrun.numerics.hash_ladder import Hashes
     from shadowrun.recording.model import Key, Recording
     from shadowrun.studies.classes.platforms import Platform
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from shadowrun.errors import UsageError
-from shadowrun.numerics.ladder import remaining_precision
+from shadowrun.numerics.hash_ladder import remaining_precision
 from shadowrun.recording.model import Kind
 from shadowrun.studies.classes import samples
 from shadowrun.types import Phase
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from shadowrun.numerics.ladder import Hashes
+    from shadowrun.numerics.hash_ladder import Hashes
     from shadowrun.recording.model import Form, Key, Recording
     from shadowrun.studies.classes.platforms import Platform
 

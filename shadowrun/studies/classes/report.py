@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.classes.classes_by_call import Change
     from shadowrun.studies.classes.equivalence import Classes
     from shadowrun.studies.classes.explain import Claim, FlagClusters
-    from shadowrun.studies.classes.known import ClassCheck
+    from shadowrun.studies.classes.known_classes import ClassCheck
     from shadowrun.studies.classes.study import OutputStudy, Study
 
 __all__ = ["classes_document", "known_document", "plots_of"]

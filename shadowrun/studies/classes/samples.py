@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from shadowrun.numerics.ladder import mantissa_of
+from shadowrun.numerics.hash_ladder import mantissa_of
 from shadowrun.numerics.raw_numbers import decoded, ulps_apart
 
 if TYPE_CHECKING:

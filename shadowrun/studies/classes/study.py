@@ -87,7 +87,9 @@ class Study:
     layers: tuple[LayerKernels, ...] = ()
 
     @classmethod
-    def of(cls, platforms: Sequence[Platform], wanted: Sequence[str] = (), *, by_value: bool = False) -> Study:
+    def from_platforms(
+        cls, platforms: Sequence[Platform], wanted: Sequence[str] = (), *, by_value: bool = False
+    ) -> Study:
         """Compare platforms.
 
         Args:

@@ -65,13 +65,13 @@ class Determinism:
         names = {op for outcomes in self.by_dimension.values() for op in outcomes}
         return sorted(names, key=lambda op: (not self.broken_in(op), op))
 
-    def of(self, dimension: str, op: str) -> Stability:
+    def stability(self, dimension: str, op: str) -> Stability:
         """Outcome of an operator."""
         return self.by_dimension.get(dimension, {}).get(op, Stability())
 
     def broken_in(self, op: str) -> list[str]:
         """Dimensions in which an operator breaks."""
-        return [d for d in DIMENSIONS if self.of(d, op).outcome is Outcome.BREAKS]
+        return [d for d in DIMENSIONS if self.stability(d, op).outcome is Outcome.BREAKS]
 
     def n_breaking(self, dimension: str) -> int:
         """Operators that break in a dimension."""
@@ -142,7 +142,7 @@ def _warnings(found: Determinism) -> Iterator[Cell]:
 def _operators(found: Determinism) -> Table:
     dimensions = [d for d in DIMENSIONS if d in found.by_dimension]
     columns = (Column("operator", "name"), *(Column(d) for d in dimensions))
-    rows = tuple((op, *(_cell(d, found.of(d, op)) for d in dimensions)) for op in found.ops)
+    rows = tuple((op, *(_cell(d, found.stability(d, op)) for d in dimensions)) for op in found.ops)
     return Table(columns, rows, noun="operators: -f csv lists all", limits=_LIMITS)
 
 
@@ -192,7 +192,7 @@ def _data(found: Determinism) -> dict[str, Any]:
         "n_missing_calls": found.n_missing,
         "operators": [
             {"op": op, "random": op in found.random}
-            | {d: _stability_data(found.of(d, op)) for d in DIMENSIONS if d in found.by_dimension}
+            | {d: _stability_data(found.stability(d, op)) for d in DIMENSIONS if d in found.by_dimension}
             for op in found.ops
         ],
         "broken": [dataclasses.asdict(b) for b in found.broken],
@@ -212,7 +212,7 @@ def _records(found: Determinism) -> Records:
         for op in found.ops
         for d in DIMENSIONS
         if d in found.by_dimension
-        for s in (found.of(d, op),)
+        for s in (found.stability(d, op),)
     )
     head = ("operator", "change", "outcome", "holds", "breaks", "downstream", "distinct", "mode", "runs", "at")
     return Records(head, rows)
@@ -248,7 +248,7 @@ def determinism_issues(found: Determinism, fail_on: Collection[str]) -> Issues:
 
 
 def _issue(found: Determinism, op: str, dimension: str, fail_on: Collection[str]) -> Issue:
-    stability = found.of(dimension, op)
+    stability = found.stability(dimension, op)
     places = list(stability.where)
     more = len(places) - _MAX_ISSUE_PLACES
     at = ", ".join(places[:_MAX_ISSUE_PLACES]) + (f" and {more} more" if more > 0 else "")

@@ -18,7 +18,7 @@ from shadowrun.intercept import torchapi
 from shadowrun.intercept.dispatch import ShadowMode
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.intercept.user_call import own_call
-from shadowrun.numerics.ladder import remaining_precision
+from shadowrun.numerics.hash_ladder import remaining_precision
 from shadowrun.operators.case import Case, flat_results, tensors
 from shadowrun.recording.digests import digest
 from shadowrun.replay.call import draws_random

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from shadowrun.numerics.ladder import mix
+from shadowrun.numerics.hash_ladder import mix
 from shadowrun.recording.model import NONE, Kind
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from shadowrun.numerics.ladder import mix
+from shadowrun.numerics.hash_ladder import mix
 from shadowrun.operators.facts import facts
 from shadowrun.recording.model import NONE, Kind
 from shadowrun.studies.diff.provenance import differing_generators

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shadowrun.numerics.ladder import mantissa_of, remaining_precision
+from shadowrun.numerics.hash_ladder import mantissa_of, remaining_precision
 from shadowrun.recording.model import NONE, Kind
 from shadowrun.studies.diff.align import renamed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from shadowrun.numerics.ladder import Hashes
+    from shadowrun.numerics.hash_ladder import Hashes
     from shadowrun.recording.model import Recording
     from shadowrun.studies.diff.name_map import NameMap, RowRule
 

@@ -25,7 +25,7 @@ from shadowrun.judge.rounding_bounds import (
     reduction_length,
     rounding_bound,
 )
-from shadowrun.numerics.ladder import mantissa_of
+from shadowrun.numerics.hash_ladder import mantissa_of
 from shadowrun.numerics.raw_numbers import decoded, ulps_apart
 from shadowrun.operators.facts import facts, ulp_bound
 from shadowrun.recording.model import NONE
@@ -184,7 +184,7 @@ class _FloatInputs:
         self._values = values
         self._found: dict[int, tuple[list[int], list[float], float]] = {}
 
-    def of(self, call: int) -> tuple[list[int], list[float], float]:
+    def sizes_and_norms(self, call: int) -> tuple[list[int], list[float], float]:
         """The two greatest numbers of elements, the two greatest 2-norms, and the sum of all norms."""
         if call not in self._found:
             recording, source = self._values.recording, self._values.source
@@ -325,7 +325,7 @@ class _Group:
         factors = [self._scalars.get(name) for name in ("alpha", "beta")]
         factor = max([1.0, *(abs(value) for value in factors if isinstance(value, float | int))])
         for k, row in enumerate(x.tolist()):
-            sizes, norms, total = self._inputs.of(int(values.call[row]))
+            sizes, norms, total = self._inputs.sizes_and_norms(int(values.call[row]))
             n_terms[k] = reduction_length(sizes, recording.form_of(row).n_elements)
             if self._row.n_factors:
                 # By Cauchy and Schwarz; what is added to a product is no greater than its own norm.

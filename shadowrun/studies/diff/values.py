@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from shadowrun.numerics.ladder import mix
+from shadowrun.numerics.hash_ladder import mix
 from shadowrun.operators.facts import base_name
 from shadowrun.recording.model import NONE, Kind
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from shadowrun.numerics.ladder import Hashes
+    from shadowrun.numerics.hash_ladder import Hashes
     from shadowrun.recording.model import Form, Recording
 
 __all__ = ["Values", "argument_codes", "normalised"]
@@ -205,7 +205,7 @@ def argument_codes(recording: Recording) -> npt.NDArray[np.int64]:
         (n_calls,). Salted anew in each process: no such number may be written to a file.
     """
     texts = _without_devices(recording)
-    parsed = [_Arguments.of(c.op, text) for c, text in zip(recording.contexts, texts, strict=True)]
+    parsed = [_Arguments.parse(c.op, text) for c, text in zip(recording.contexts, texts, strict=True)]
     contexts = recording.calls["context"]
     # Python's hash of a text differs from process to process: such codes are compared here and never stored.
     codes = np.array([hash(a.form(None)) for a in parsed], np.int64)[contexts] if parsed else np.zeros(0, np.int64)
@@ -230,7 +230,7 @@ def normalised(op: str, arguments: str, shape: tuple[int, ...] | None) -> Hashab
         arguments: Of a context.
         shape: Of the first tensor that the call reads; None without one.
     """
-    return _Arguments.of(op, arguments).form(shape)
+    return _Arguments.parse(op, arguments).form(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,7 @@ class _Arguments:
     text: str
 
     @classmethod
-    def of(cls, op: str, text: str) -> _Arguments:
+    def parse(cls, op: str, text: str) -> _Arguments:
         try:
             named = json.loads(text)
         except (ValueError, RecursionError):

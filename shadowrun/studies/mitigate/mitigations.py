@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from shadowrun.errors import UsageError
-from shadowrun.numerics.ladder import mantissa_of
+from shadowrun.numerics.hash_ladder import mantissa_of
 from shadowrun.platforms.settings import ENV, environment
 from shadowrun.platforms.spec import PlatformSpec, parse
 

@@ -196,7 +196,7 @@ class _Runner:
         """What the recordings of a trial say."""
         cells, recordings = found
         names = [str(spec) for spec, cell in zip(self.platforms, cells, strict=True) if cell.outcome == RECORDED]
-        results = _Results.of(recordings, names, self.wanted)
+        results = _Results.from_recordings(recordings, names, self.wanted)
         if not mitigations:
             self.outputs = results.outputs
         labels = iter(results.labels)
@@ -392,7 +392,7 @@ class _Results:
     ignored: int | None = 0
 
     @classmethod
-    def of(cls, recordings: Sequence[Recording], names: Sequence[str], wanted: Sequence[str]) -> _Results:
+    def from_recordings(cls, recordings: Sequence[Recording], names: Sequence[str], wanted: Sequence[str]) -> _Results:
         """Compare recordings.
 
         Raises:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from shadowrun.studies.classes.classes_by_call import Change
     from shadowrun.studies.classes.equivalence import Classes
-    from shadowrun.studies.published.recorded import RecordedStudy
+    from shadowrun.studies.published.recorded_studies import RecordedStudy
 
     Rows = list[tuple[str, ...]]
     Made = tuple[tuple[str, ...], Rows, list[Block]]

@@ -195,15 +195,15 @@ class Replay:
         """All operators with results to compare: those that are flagged first, then those that differ, by name."""
         found: dict[str, OperatorReplays] = {}
 
-        def of(op: str) -> OperatorReplays:
+        def replays_of(op: str) -> OperatorReplays:
             return found.setdefault(op, OperatorReplays(op))
 
         for call in self.calls:
-            of(call.context.op).n_calls += 1
-            of(call.context.op).add(call)
+            replays_of(call.context.op).n_calls += 1
+            replays_of(call.context.op).add(call)
         for op, n in self.n_missing.items():
-            of(op).n_calls += n
-            of(op).n_missing += n
+            replays_of(op).n_calls += n
+            replays_of(op).n_missing += n
         for op, row in found.items():
             row.propagated = (self.propagated or {}).get(op)
         return sorted(found.values(), key=_order)

@@ -18,11 +18,11 @@ from shadowrun.intercept.op_allowlist import Refused
 from shadowrun.repro.call_replayer import operator
 from shadowrun.store.datafile import DataFile
 from shadowrun.store.records import REGION
-from shadowrun.studies.slowdown.measuring import FunctionJob, OperatorJob
+from shadowrun.studies.slowdown.timing import FunctionJob, OperatorJob
 from shadowrun.studies.sweep import opinfo
 from shadowrun.studies.sweep.exceptional_inputs import ordinary
 from shadowrun.studies.sweep.inputs import is_plain, leaves, printed
-from shadowrun.studies.sweep.recorded import UnreadableCall, sample
+from shadowrun.studies.sweep.recorded_calls import UnreadableCall, sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from shadowrun.report.document_blocks import Cell
-    from shadowrun.studies.slowdown.measuring import TimedCall
     from shadowrun.studies.slowdown.table import OperatorSlowdown, Slowdown
+    from shadowrun.studies.slowdown.timing import TimedCall
 
 __all__ = ["FAIL_ON", "slowdown_document", "slowdown_issues"]
 

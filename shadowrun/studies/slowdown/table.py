@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shadowrun.studies.slowdown.measuring import TimedCall
+    from shadowrun.studies.slowdown.timing import TimedCall
 
 __all__ = ["OperatorSlowdown", "Slowdown", "StepTime"]
 
@@ -83,7 +83,7 @@ class Slowdown:
     of_program: bool = True
 
     @classmethod
-    def of(
+    def from_timings(
         cls, measured: Sequence[TimedCall], n_steps: int, critical_ratio: float, *, of_program: bool = True
     ) -> Slowdown:
         """Summarise measurements.

@@ -12,9 +12,9 @@ import torch
 
 from shadowrun.errors import UsageError
 from shadowrun.repro.quoting import Code, code, dotted_name, joined, literal
+from shadowrun.studies.sweep.case_programs import gradient, outs_for
 from shadowrun.studies.sweep.cases import Part
 from shadowrun.studies.sweep.inputs import copied, leaves
-from shadowrun.studies.sweep.programs import gradient, outs_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -217,7 +217,7 @@ class CaseOutcome:
         return self.findings[0].kind if self.findings else Kind.PASS
 
     @classmethod
-    def of(cls, findings: list[CaseFinding], inputs: str = "") -> CaseOutcome:
+    def from_findings(cls, findings: list[CaseFinding], inputs: str = "") -> CaseOutcome:
         """Sort findings by severity and drop duplicates."""
         # A finding on a pass is a remark, and comes last.
         # Not the order of `Kind`: a case counts against the target by its first finding, so failures come before

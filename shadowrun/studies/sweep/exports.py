@@ -14,7 +14,7 @@ from shadowrun.errors import UsageError
 from shadowrun.report.json_csv import csv_writer
 from shadowrun.report.sanitize import clip
 from shadowrun.studies.sweep.cases import ANY_DTYPE, FAILURES, Kind, Part, Support
-from shadowrun.studies.sweep.sweeping import DTYPES
+from shadowrun.studies.sweep.run_sweep import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -80,7 +80,7 @@ def changes_issues(changes: Changes, fail_on: Collection[str], file: str) -> Iss
         file: Name of the later coverage file.
     """
     worse = [c for c in changes.changes if c.direction is not Direction.GAINED]
-    passed = tuple(f"{c.name} [{c.dtype} {c.part}]" for c in changes.of(Direction.GAINED))
+    passed = tuple(f"{c.name} [{c.dtype} {c.part}]" for c in changes.in_direction(Direction.GAINED))
     return Issues(changes.after, tuple(_change_issue(c, changes, fail_on) for c in worse), passed, file)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.errors import ShadowrunError, UsageError, brief
-from shadowrun.studies.sweep import exceptional_inputs, opinfo, programs, recorded
+from shadowrun.studies.sweep import case_programs, exceptional_inputs, opinfo, recorded_calls
 from shadowrun.studies.sweep.cases import ANY_DTYPE, PROBES, Part
 from shadowrun.studies.sweep.coverage_file import ALL
 from shadowrun.studies.sweep.inputs import printed
@@ -21,10 +21,10 @@ from shadowrun.studies.sweep.inputs import printed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shadowrun.studies.sweep.case_programs import Program
     from shadowrun.studies.sweep.cases import Case
     from shadowrun.studies.sweep.coverage_file import CoverageFile
     from shadowrun.studies.sweep.inputs import Sample
-    from shadowrun.studies.sweep.programs import Program
     from shadowrun.studies.sweep.sweep_findings import SweepFinding
 
 __all__ = ["Origin", "RebuiltCase", "Sampler", "rebuild_case"]
@@ -44,7 +44,7 @@ class Sampler:
         self._name, self._dtype, self._seed, self._limit = name, dtype, seed, limit
         self._made: dict[bool, list[Sample]] = {}
 
-    def of(self, part: Part) -> Iterator[tuple[int, Sample]]:
+    def samples(self, part: Part) -> Iterator[tuple[int, Sample]]:
         """Samples in the form of a part, with their numbers."""
         if self._dtype == ANY_DTYPE:
             yield from enumerate(opinfo.invalid(self._name, self._seed, self._limit))
@@ -54,7 +54,7 @@ class Sampler:
             info = opinfo.database()[self._name]
             yield from enumerate(exceptional_inputs.probes(self._name, info, self._dtype, self._samples))
         else:
-            yield from programs.varied(self._samples(grad=part is Part.BACKWARD), part)
+            yield from case_programs.varied(self._samples(grad=part is Part.BACKWARD), part)
 
     def _samples(self, *, grad: bool = False) -> list[Sample]:
         if grad not in self._made:
@@ -79,7 +79,7 @@ class Origin:
     torch: str
 
     @classmethod
-    def of(cls, file: CoverageFile, source: Path | None) -> Origin:
+    def from_file(cls, file: CoverageFile, source: Path | None) -> Origin:
         """Read it from a coverage file.
 
         Args:
@@ -156,7 +156,7 @@ def rebuild_case(sweep_finding: SweepFinding, origin: Origin) -> RebuiltCase:
             slug="no-repro",
         )
     entry = _recorded_function(case.operator) if origin.source is not None else opinfo.database()[case.operator]
-    return RebuiltCase(case, entry, sample, programs.program(entry, case.part, case.sample, sample))
+    return RebuiltCase(case, entry, sample, case_programs.program(entry, case.part, case.sample, sample))
 
 
 def _of_database(case: Case, origin: Origin) -> Sample | None:
@@ -166,22 +166,22 @@ def _of_database(case: Case, origin: Origin) -> Sample | None:
         return None
     limit = origin.samples.get((case.operator, case.dtype, case.part), ALL)
     sampler = Sampler(case.operator, case.dtype, origin.seed, None if limit == ALL else limit)
-    return next((sample for number, sample in sampler.of(case.part) if number == case.sample), None)
+    return next((sample for number, sample in sampler.samples(case.part) if number == case.sample), None)
 
 
 def _recorded(case: Case, origin: Origin) -> Sample | None:
     assert origin.source is not None
-    calls = recorded.read_calls(origin.source).get((case.operator, case.dtype), [])
+    calls = recorded_calls.read_calls(origin.source).get((case.operator, case.dtype), [])
     if not 0 <= case.sample < len(calls):
         return None
     try:
-        return recorded.sample(case.operator, calls[case.sample], origin.seed)
-    except recorded.UnreadableCall as why:
+        return recorded_calls.sample(case.operator, calls[case.sample], origin.seed)
+    except recorded_calls.UnreadableCall as why:
         raise UsageError(f"No script is written: {why}.", slug="operator-refused") from None
 
 
 def _recorded_function(name: str) -> Any:
     try:
-        return recorded.function(name)
-    except recorded.UnreadableCall as why:
+        return recorded_calls.function(name)
+    except recorded_calls.UnreadableCall as why:
         raise UsageError(f"No script is written: {why}.", slug="operator-refused") from None

@@ -322,7 +322,7 @@ def changes_document(changes: Changes, issues: Issues | None = None) -> Document
         changes: The changes.
         issues: The regressions, for CI services.
     """
-    counts = {direction: len(changes.of(direction)) for direction in Direction}
+    counts = {direction: len(changes.in_direction(direction)) for direction in Direction}
     numbers = ", ".join(f"{n} {direction}" for direction, n in counts.items())
     blocks: list[Block] = [Note(f"{numbers}, of {changes.n_compared} parts that both tested")]
     for which, names in ((changes.before, changes.only_before), (changes.after, changes.only_after)):

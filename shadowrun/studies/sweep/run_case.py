@@ -28,11 +28,11 @@ from shadowrun.platforms.unsupported import classify, first_sentence
 from shadowrun.platforms.worker.client import Unsendable, WorkerDied
 from shadowrun.replay.copies import move, tensors_in, without_strides
 from shadowrun.replay.executor import Executor
+from shadowrun.studies.sweep.case_programs import NoGradient
 from shadowrun.studies.sweep.cases import DERIVED, FAILURES, INVARIANCE, CaseFinding, Kind, Part
 from shadowrun.studies.sweep.inputs import is_plain
 from shadowrun.studies.sweep.invariance import Invariance
 from shadowrun.studies.sweep.opinfo import without_steps
-from shadowrun.studies.sweep.programs import NoGradient
 from shadowrun.studies.sweep.sweep_findings import finding_of_error, finding_of_row, records_since
 from shadowrun.types import Cause, Phase
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from shadowrun.platforms.device import Platform
     from shadowrun.run import Run
-    from shadowrun.studies.sweep.programs import Program
+    from shadowrun.studies.sweep.case_programs import Program
     from shadowrun.studies.sweep.sweep_findings import Row
 
 __all__ = ["AS_A_WHOLE", "CaseRun", "CaseRunner", "ErrorCatcher", "NotDispatched"]

@@ -108,7 +108,7 @@ class SupportTable:
         return {kind: counted[kind] for kind in Kind}
 
     @classmethod
-    def of(cls, results: Iterable[tuple[Case, CaseOutcome]]) -> SupportTable:
+    def from_results(cls, results: Iterable[tuple[Case, CaseOutcome]]) -> SupportTable:
         """Read all cases of a sweep, in any order."""
         tallies: dict[str, dict[tuple[str, Part], _Tally]] = {}
         not_invariant: set[str] = set()
@@ -244,7 +244,7 @@ class Changes:
             tuple(sorted(names[1] - names[0])),
         )
 
-    def of(self, direction: Direction) -> tuple[Change, ...]:
+    def in_direction(self, direction: Direction) -> tuple[Change, ...]:
         """The changes in one direction."""
         return tuple(c for c in self.changes if c.direction is direction)
 
@@ -343,7 +343,7 @@ class Platforms:
     rows: tuple[SupportRow, ...]
 
     @classmethod
-    def of(cls, sweeps: Sequence[Sweep]) -> Platforms:
+    def from_sweeps(cls, sweeps: Sequence[Sweep]) -> Platforms:
         """Join sweeps by operator."""
         by_name = [{o.name: o for o in sweep.table.operators} for sweep in sweeps]
         names = sorted(set().union(*by_name))
@@ -394,7 +394,7 @@ def joined(paths: Sequence[Path]) -> Sweep:
         cpu_s=sum(info.cpu_s for info in infos),
         complete=all(info.complete for info in infos),
     )
-    return Sweep(whole.target, whole, SupportTable.of(results.items()))
+    return Sweep(whole.target, whole, SupportTable.from_results(results.items()))
 
 
 def read_sweeps(paths: Sequence[Path]) -> list[Sweep]:
@@ -407,7 +407,7 @@ def read_sweeps(paths: Sequence[Path]) -> list[Sweep]:
     for path in paths:
         file = CoverageFile.open(path)
         try:
-            read.append((path, file.info, SupportTable.of(file.results())))
+            read.append((path, file.info, SupportTable.from_results(file.results())))
         finally:
             file.close()
     # Two sweeps of one platform are distinguished by their files.

@@ -60,7 +60,7 @@ class Trend:
     releases: tuple[Release, ...]
 
     @classmethod
-    def of(cls, sweeps: Sequence[tuple[str, Sweep]]) -> Trend:
+    def from_sweeps(cls, sweeps: Sequence[tuple[str, Sweep]]) -> Trend:
         """Compare each release with the one before.
 
         Args:

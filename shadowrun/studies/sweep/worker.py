@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shadowrun.studies.sweep import opinfo, programs, recorded
+from shadowrun.studies.sweep import case_programs, opinfo, recorded_calls
 from shadowrun.studies.sweep.cases import PROBES, CaseFinding, Kind, Part
 from shadowrun.studies.sweep.inputs import key, printed
 from shadowrun.studies.sweep.rebuild_case import Sampler
@@ -91,9 +91,9 @@ class _Worker:
         # First of all: what ends the process from here on is the outcome of this case.
         self._channel.step.begin(case)
         try:
-            function = recorded.function(name) if "::" in name else opinfo.database()[name]
-            findings = self._runner.run(part, programs.program(function, part, number, sample))
-        except recorded.UnreadableCall as error:
+            function = recorded_calls.function(name) if "::" in name else opinfo.database()[name]
+            findings = self._runner.run(part, case_programs.program(function, part, number, sample))
+        except recorded_calls.UnreadableCall as error:
             findings = [CaseFinding(Kind.HARNESS, explanation="not readable", message=str(error))]
         except Exception as error:  # a fault of shadowrun must not end the sweep
             text = f"{type(error).__name__}: {error}"[:300]
@@ -112,10 +112,10 @@ class _Worker:
         if calls is not None:
             for number, text in enumerate(calls):
                 try:
-                    yield number, recorded.sample(name, text, self._seed)
-                except recorded.UnreadableCall as error:
+                    yield number, recorded_calls.sample(name, text, self._seed)
+                except recorded_calls.UnreadableCall as error:
                     case = [part, number, text[:300]]
                     self._channel.step.begin(case)
                     self._end(case, CaseFinding(Kind.HARNESS, explanation="not readable", message=str(error)))
             return
-        yield from sampler.of(part)
+        yield from sampler.samples(part)

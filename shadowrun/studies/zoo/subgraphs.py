@@ -21,7 +21,7 @@ from shadowrun.studies.zoo import input_values
 from shadowrun.studies.zoo.capture import tensors_in
 from shadowrun.studies.zoo.graph import Graph, Input, Node, Ref, Runner, from_json, refs_in, to_json
 from shadowrun.studies.zoo.infer_fill import described
-from shadowrun.studies.zoo.sources.isolated import Candidate, IsolatedCalls
+from shadowrun.studies.zoo.sources.isolated_readers import Candidate, IsolatedCalls
 from shadowrun.studies.zoo.sources.source import RUNS, Collected, LeftOut, checked
 from shadowrun.torch_private import schema_of
 

@@ -12,7 +12,7 @@ import pytest
 
 from shadowrun.cli.main import main
 from shadowrun.errors import DataFileError, UsageError
-from shadowrun.studies.campaign.folder import Folder
+from shadowrun.studies.campaign.campaign_folder import CampaignFolder
 from shadowrun.studies.campaign.store import CampaignStore
 from shadowrun.studies.shards import Shard, shard_of
 from shadowrun.studies.zoo.program import program_of, write_zoo
@@ -100,9 +100,9 @@ def tampered(path, **changes):
 
 
 def made(zoo, **changes):
-    from shadowrun.studies.campaign.folder import Settings
+    from shadowrun.studies.campaign.campaign_folder import CampaignSettings
 
-    folder = Folder.create(zoo / "c", Settings(("cpu",), n=5), zoo / "z")
+    folder = CampaignFolder.create(zoo / "c", CampaignSettings(("cpu",), n=5), zoo / "z")
     tampered(folder.path, **changes)
 
 
@@ -133,7 +133,9 @@ def test_settings_that_are_no_json(zoo, capsys):
 
 def test_a_shard_of_another_campaign(zoo, capsys):
     made(zoo)
-    other = Folder.create(zoo / "d", Folder.open(zoo / "c").settings.__class__(("cpu",), n=5, seed=3), zoo / "z")
+    other = CampaignFolder.create(
+        zoo / "d", CampaignFolder.open(zoo / "c").settings.__class__(("cpu",), n=5, seed=3), zoo / "z"
+    )
     CampaignStore.begin(other.shard(Shard()), other.info()).close()
     assert "campaign-other" in refused(capsys, "combine", "c", "d/shards/1-of-1.shadowcampaign")
     assert not (zoo / "c" / "campaign.shadowcampaign").exists()
@@ -158,7 +160,7 @@ def cut(path):
 )
 def test_a_store_that_is_none_of_this_version(zoo, capsys, harm, slug):
     made(zoo)
-    folder = Folder.open(zoo / "c")
+    folder = CampaignFolder.open(zoo / "c")
     CampaignStore.begin(folder.shard(Shard()), folder.info()).close()
     harm(folder.shard(Shard()))
     content = folder.shard(Shard()).read_bytes()
@@ -181,7 +183,7 @@ def test_another_torch_makes_other_variants(zoo, capsys):
 
 def test_two_processes_on_one_store(zoo, capsys):
     made(zoo)
-    folder = Folder.open(zoo / "c")
+    folder = CampaignFolder.open(zoo / "c")
     store = CampaignStore.begin(folder.shard(Shard()), folder.info())
     error = refused(capsys, "resume", "c")
     assert "another process" in error
@@ -227,7 +229,9 @@ def test_a_command_that_was_ended_goes_on_with_resume(zoo, capsys, number):
 
 def n_settled(path):
     with contextlib.suppress(DataFileError):
-        return sum(1 for shard in Folder.open(path).shards() for _ in CampaignStore.open(shard).settled_targets())
+        return sum(
+            1 for shard in CampaignFolder.open(path).shards() for _ in CampaignStore.open(shard).settled_targets()
+        )
     return 0
 
 

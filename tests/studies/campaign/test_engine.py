@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from shadowrun.errors import DataFileError, PlatformError
+from shadowrun.studies.campaign.campaign_folder import CHUNK, CampaignFolder, CampaignSettings
 from shadowrun.studies.campaign.chunk_work import Chunk
 from shadowrun.studies.campaign.combine_stores import combine
 from shadowrun.studies.campaign.engine import Engine, Outcome, open_chunks
-from shadowrun.studies.campaign.folder import CHUNK, Folder, Settings
 from shadowrun.studies.campaign.store import CampaignStore
 from shadowrun.studies.shards import Shard
 from tests.studies.campaign.fake_worker import ENTRY, KNOBS
 
-SETTINGS = Settings(("cpu",), n=350, torch="2.13.0", timeout_s=60.0)
+SETTINGS = CampaignSettings(("cpu",), n=350, torch="2.13.0", timeout_s=60.0)
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def knobs(monkeypatch):
 def folder(path, **other):
     programs = path.with_name("programs")
     programs.write_bytes(b"fakes")
-    return Folder.create(path, dataclasses.replace(SETTINGS, **other), programs)
+    return CampaignFolder.create(path, dataclasses.replace(SETTINGS, **other), programs)
 
 
 def ran(where, executor=None, **options):
@@ -201,8 +201,8 @@ COMMAND = """
 import sys
 from pathlib import Path
 from shadowrun.studies.campaign.engine import Engine
-from shadowrun.studies.campaign.folder import Folder
-print(Engine(Folder.open(Path(sys.argv[1])), jobs=2, entry=sys.argv[2]).run().name)
+from shadowrun.studies.campaign.campaign_folder import CampaignFolder
+print(Engine(CampaignFolder.open(Path(sys.argv[1])), jobs=2, entry=sys.argv[2]).run().name)
 """
 
 

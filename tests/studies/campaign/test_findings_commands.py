@@ -7,8 +7,8 @@ import torch
 
 from shadowrun.cli.main import main
 from shadowrun.settings import read_settings
-from shadowrun.studies.campaign.folder import Folder
-from shadowrun.studies.campaign.ledger import known_causes, new_lines
+from shadowrun.studies.campaign.campaign_folder import CampaignFolder
+from shadowrun.studies.campaign.known_causes import known_causes, new_lines
 from shadowrun.studies.campaign.reproduce import find_variant, hex_of
 from shadowrun.studies.campaign.root_causes import Signature
 from shadowrun.studies.campaign.store import CampaignStore
@@ -109,7 +109,7 @@ def test_another_result_than_the_recorded_one(here, tmp_path, capsys):
     other = json.dumps([recipe[0], [["insert", 1, 0, "relu"]], 7])
     assert main(["campaign", "reproduce", "c", other]) == 0
     assert "recorded" not in capsys.readouterr().out.partition("sim (")[0]
-    copy = Folder.open(here / "c")
+    copy = CampaignFolder.open(here / "c")
     shard = copy.shards()[0]
     was = shard.read_bytes()
     try:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from shadowrun.cli.main import main
-from shadowrun.studies.campaign.folder import Folder, Settings
+from shadowrun.studies.campaign.campaign_folder import CampaignFolder, CampaignSettings
 from shadowrun.studies.campaign.oracles import FIRED, to_mask
 from shadowrun.studies.campaign.store import CampaignStore
 from shadowrun.studies.campaign.tables import FindingRow, ResultRow, VariantRow
@@ -17,7 +17,9 @@ MM = FindingRow("aten::mm", "f32", "mismatch", "reduced precision", "inputs roun
 def folder(tmp_path):
     programs = tmp_path / "programs"
     programs.write_bytes(b"none is read")
-    made = Folder.create(tmp_path / "c", Settings(("sim",), n=4, simulated=True, flaws=("matmul-in-bf16",)), programs)
+    made = CampaignFolder.create(
+        tmp_path / "c", CampaignSettings(("sim",), n=4, simulated=True, flaws=("matmul-in-bf16",)), programs
+    )
     store = CampaignStore.begin(made.combined, made.info())
     with store.written():
         for n in range(3):

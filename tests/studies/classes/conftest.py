@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shadowrun.numerics.ladder import ladder, mantissa_of
+from shadowrun.numerics.hash_ladder import ladder, mantissa_of
 from shadowrun.recording.model import CALL, RESULT, Context, Form, Kind, Process, sample_positions
 from shadowrun.recording.recording_file import in_memory
 from shadowrun.recording.recording_writer import Block, Writer

@@ -16,7 +16,7 @@ import pytest
 from shadowrun.cli.main import main
 from shadowrun.errors import DataFileError
 from shadowrun.recording.recording_file import read
-from shadowrun.studies.classes import known
+from shadowrun.studies.classes import known_classes
 
 
 def f32(*values):
@@ -185,7 +185,7 @@ def test_different_programs_and_inputs_are_said_first(folder, write, tmp_path, c
 
 
 def test_known_classes(folder, tmp_path, capsys):
-    file = str(tmp_path / "known.toml")
+    file = str(tmp_path / "known_classes.toml")
     assert main(["classes", str(folder), "--write-known", file, "--reason", 'say "so" \x7f']) == 0
     assert "3 recordings, 2 classes: wrote 2 new ones" in capsys.readouterr().out
     content = tomllib.loads(Path(file).read_text(encoding="utf-8"))
@@ -200,7 +200,7 @@ def test_known_classes(folder, tmp_path, capsys):
 
 
 def test_a_new_class_has_a_distance(folder, write, tmp_path, capsys):
-    file = tmp_path / "known.toml"
+    file = tmp_path / "known_classes.toml"
     main(["classes", str(folder), "--write-known", str(file)])
     new = write("new.shadowrec", net(f32(3).view(np.int32)[0].__add__(5).view(np.float32)), SKYLAKE)
     assert main(["classes", str(new), "--known", str(file)]) == 1
@@ -208,21 +208,21 @@ def test_a_new_class_has_a_distance(folder, write, tmp_path, capsys):
     assert "FAILED: 1 of 1 recordings are of a new class" in shown
     message = "the nearest is 'Skylake 2': 20 of 23 bits agree, at most 7 ULP apart"
     with pytest.raises(AssertionError, match=re.escape(message)):
-        known.check(new, file)
+        known_classes.check(new, file)
     # The same bytes as known for other hardware are not known for this one.
     moved = write("moved.shadowrec", net(3), ROME)
     with pytest.raises(AssertionError, match=re.escape("the nearest is 'Zen 2 8': 22 of 23 bits agree, at most 1 ULP")):
-        known.check(read(moved), file)
+        known_classes.check(read(moved), file)
     fresh = write("fresh.shadowrec", net(3), ROME | {"architecture": "Zen 5"})
     with pytest.raises(AssertionError, match="equal to class 'Skylake 2', which is for other hardware"):
-        known.check(fresh, file)
+        known_classes.check(fresh, file)
     sign = write("sign.shadowrec", net(-3), SKYLAKE)
     with pytest.raises(AssertionError, match="0 of 23 bits agree: signs or exponents differ"):
-        known.check(sign, file)
+        known_classes.check(sign, file)
     other = write("other.shadowrec", [("x", "aten::exp", [], [f32(1)])], SKYLAKE)
     with pytest.raises(AssertionError, match="no known class has these outputs"):
-        known.check(other, file)
-    assert known.check(folder / "c.shadowrec", file).known == "Skylake 2"
+        known_classes.check(other, file)
+    assert known_classes.check(folder / "c.shadowrec", file).known == "Skylake 2"
 
 
 @pytest.mark.parametrize(
@@ -237,15 +237,15 @@ def test_a_new_class_has_a_distance(folder, write, tmp_path, capsys):
     ],
 )
 def test_damaged_known_classes(tmp_path, content):
-    file = tmp_path / "known.toml"
+    file = tmp_path / "known_classes.toml"
     file.write_text(content, encoding="latin-1")
-    with pytest.raises(DataFileError, match=r"known\.toml"):
-        known.read_known(file)
+    with pytest.raises(DataFileError, match=r"known_classes\.toml"):
+        known_classes.read_known(file)
 
 
 def test_a_ladder_of_another_length_is_refused(folder, tmp_path):
-    file = tmp_path / "known.toml"
+    file = tmp_path / "known_classes.toml"
     main(["classes", str(folder), "--write-known", str(file)])
     file.write_text(file.read_text(encoding="utf-8").replace('"float32"', '"float16"'), encoding="utf-8")
     with pytest.raises(DataFileError, match="a ladder of 24 rungs for float16, which has 11"):
-        known.read_known(file)
+        known_classes.read_known(file)

@@ -31,7 +31,9 @@ def bits(*values):
 
 
 def study(*results, op="aten::mm", **options):
-    return Study.of(platforms_of([recorded(f"p{i}", [("fc", op, [], [r])]) for i, r in enumerate(results)]), **options)
+    return Study.from_platforms(
+        platforms_of([recorded(f"p{i}", [("fc", op, [], [r])]) for i, r in enumerate(results)]), **options
+    )
 
 
 def texts(*results, **options):
@@ -84,13 +86,15 @@ def test_two_recordings_of_one_fingerprint_are_repeats():
     ]
     platforms = platforms_of(recordings, repeats=True)
     assert [(p.name, len(p.recordings)) for p in platforms] == [("p0", 3), ("p3", 1)]
-    found = Study.of(platforms)
+    found = Study.from_platforms(platforms)
     members = found.outputs[0].classes.members
     assert [(m.text, m.n_mode, m.n_repeats, m.n_distinct) for m in members] == [("A*", 2, 3, 2), ("B", 1, 1, 1)]
     assert not found.weak
     thirds = platforms_of([recordings[0], recordings[1], recorded("p", [("", "aten::mm", [], [f32(9)])], {"cpu": "x"})])
     assert len(thirds) == 3
-    assert [m.platform for _, m in Study.of([*platforms_of(recordings[:2], repeats=True), platforms[1]]).weak] == ["p0"]
+    assert [
+        m.platform for _, m in Study.from_platforms([*platforms_of(recordings[:2], repeats=True), platforms[1]]).weak
+    ] == ["p0"]
 
 
 @settings(deadline=None, max_examples=40)
@@ -251,15 +255,17 @@ def test_calls_that_only_some_platforms_have():
     made = [*both, *platforms_of([recorded("c", [("x", "aten::rand", [], [f32(1, 2)])])])]
     keys, n_any = common_keys(made)
     assert ([key.op for key in keys], n_any) == (["aten::rand"], 5)
-    assert Study.of(made).are_different_programs
-    assert not Study.of(both).are_different_programs
+    assert Study.from_platforms(made).are_different_programs
+    assert not Study.from_platforms(both).are_different_programs
     assert [c.key.op for c in along_graph(made)] == ["aten::rand"]
 
 
 def test_another_version_is_no_other_program():
     versions = [{"version:torch": v, "rank 1 version:numpy": "2"} for v in ("2.13.0", "2.15.0", "2.13.0")]
     calls = [("", "f", [], [f32(1)])]
-    study = Study.of(platforms_of([recorded(n, calls, provenance=p) for n, p in zip("abc", versions, strict=True)]))
+    study = Study.from_platforms(
+        platforms_of([recorded(n, calls, provenance=p) for n, p in zip("abc", versions, strict=True)])
+    )
     assert not study.foreign
     assert study.versions == {"torch": {"2.13.0": ("a", "c"), "2.15.0": ("b",)}}
     said = " ".join(render(classes_document(study), "txt").split())
@@ -279,7 +285,7 @@ def test_calls_that_another_version_makes_more_often_are_not_common():
 def test_provenance_comes_first():
     def found(*provenances):
         made = [recorded(str(i), [("", "f", [], [f32(i)])], provenance=p) for i, p in enumerate(provenances)]
-        return Study.of(platforms_of(made))
+        return Study.from_platforms(platforms_of(made))
 
     assert list(found({"input:0": "1", "script": "s"}, {"input:0": "2", "script": "s"}).foreign) == ["input:0"]
     assert list(found({"input:0": "1"}, {"input:0": "1", "parameter:w": "2"}).foreign) == ["parameter:w"]

@@ -61,7 +61,7 @@ def test_a_step_with_other_kernels_is_another_row():
 
 
 def test_without_kernels_there_is_no_section():
-    study = Study.of(platforms_of([platform("a", 1, ""), platform("b", 2, "")]))
+    study = Study.from_platforms(platforms_of([platform("a", 1, ""), platform("b", 2, "")]))
     assert study.layers == ()
     document = classes_document(study)
     assert "Kernel paths" not in render(document, "txt")
@@ -69,7 +69,7 @@ def test_without_kernels_there_is_no_section():
 
 
 def test_the_section_in_every_format(platforms):
-    document = classes_document(Study.of(platforms))
+    document = classes_document(Study.from_platforms(platforms))
     texts = {extension: render(document, extension) for extension in set(RENDERERS) - set(ISSUE_FORMATS)}
     assert re.search(r"^conv/aten::convolution +4 +direct +Winograd +GEMM +\?$", texts["txt"], re.MULTILINE)
     assert re.search(r"^ +1 +2 +a, c$", texts["txt"], re.MULTILINE)
@@ -85,7 +85,7 @@ def test_the_section_in_every_format(platforms):
 
 
 def test_kernels_of_an_output_are_in_its_rows(platforms):
-    document = classes_document(Study.of(platforms, ["conv/*"]))
+    document = classes_document(Study.from_platforms(platforms, ["conv/*"]))
     rows = list(csv.DictReader(io.StringIO(render(document, "csv"))))
     assert [(r["step"], r["path"]) for r in rows][:5] == [
         ("0", "direct"), ("0", "Winograd"), ("0", "direct"), ("0", "GEMM"), ("0", "")

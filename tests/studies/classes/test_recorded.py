@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import shadowrun
-from shadowrun.studies.classes import known
+from shadowrun.studies.classes import known_classes
 from shadowrun.studies.classes.platforms import find_recordings, load
 from shadowrun.studies.classes.study import Study
 
@@ -38,7 +38,7 @@ def record(tmp_path):
 def test_runs_of_one_program(record, tmp_path):
     for name, noise in (("a", 0), ("b", 0), ("c", 2**-20)):
         record(f"{name}.shadowrec", noise)
-    found = Study.of(load(find_recordings([tmp_path])))
+    found = Study.from_platforms(load(find_recordings([tmp_path])))
     assert [o.classes.output.key.step for o in found.outputs] == [0, 1]
     assert [[m.text for m in o.classes.members] for o in found.outputs] == [["A", "A", "B"]] * 2
     assert not found.foreign
@@ -54,16 +54,16 @@ def test_runs_of_one_program(record, tmp_path):
 def test_other_inputs_are_no_matter_of_hardware(record, tmp_path):
     record("a.shadowrec")
     record("b.shadowrec", scale=2.0)
-    found = Study.of(load(find_recordings([tmp_path])))
+    found = Study.from_platforms(load(find_recordings([tmp_path])))
     assert any(name.startswith("input:") for name in found.foreign)
 
 
 def test_a_known_result_passes_and_another_does_not(record, tmp_path):
     file = tmp_path / "known_classes.toml"
-    known.write_known(file, known.classes_to_know(load([record("a.shadowrec")])))
-    assert known.check(record("b.shadowrec"), file).known
+    known_classes.write_known(file, known_classes.classes_to_know(load([record("a.shadowrec")])))
+    assert known_classes.check(record("b.shadowrec"), file).known
     with pytest.raises(AssertionError, match=r"the nearest is .* bits agree"):
-        known.check(record("c.shadowrec", noise=2**-20), file)
+        known_classes.check(record("c.shadowrec", noise=2**-20), file)
 
 
 def test_the_number_of_a_tensor_can_be_a_known_result(tmp_path):
@@ -74,8 +74,8 @@ def test_the_number_of_a_tensor_can_be_a_known_result(tmp_path):
         return tmp_path / name
 
     file = tmp_path / "known_classes.toml"
-    known.write_known(file, known.classes_to_know(load([record("a.shadowrec", 1.0)])))
+    known_classes.write_known(file, known_classes.classes_to_know(load([record("a.shadowrec", 1.0)])))
     # It is a float64, and a view of a float32, whose ladder it has.
-    assert known.check(record("b.shadowrec", 1.0), file).known
+    assert known_classes.check(record("b.shadowrec", 1.0), file).known
     with pytest.raises(AssertionError, match=r"22 of 23 bits agree"):
-        known.check(record("c.shadowrec", 1 + 2**-22), file)
+        known_classes.check(record("c.shadowrec", 1 + 2**-22), file)

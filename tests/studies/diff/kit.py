@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from shadowrun.numerics.ladder import ladder, mantissa_of
+from shadowrun.numerics.hash_ladder import ladder, mantissa_of
 from shadowrun.recording.model import CALL, NONE, RESULT, Context, Form, Kind, Process, output_name, sample_positions
 from shadowrun.recording.recording_file import read
 from shadowrun.recording.recording_writer import Block, Writer

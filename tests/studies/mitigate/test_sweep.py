@@ -190,15 +190,15 @@ def test_classes_are_of_all_outputs_together():
         return recorded("a", values)
 
     recordings = [run(1, 1), run(1, 2), run(1, 1)]
-    found = sweeping._Results.of(recordings, PLATFORMS, ["*/aten::mm", "*/aten::relu"])
+    found = sweeping._Results.from_recordings(recordings, PLATFORMS, ["*/aten::mm", "*/aten::relu"])
     assert found.outputs == ("fc/aten::mm", "out/aten::relu")
     assert found.labels == (0, 1, 0)
     assert (found.bits, found.ignored) == ((0, 23), None), "another exponent: no number of bits to ignore"
     near = float(np.nextafter(np.float32(1), np.float32(2)))
-    found = sweeping._Results.of([run(1, 1), run(1, near)], PLATFORMS[:2], ["*/aten::relu"])
+    found = sweeping._Results.from_recordings([run(1, 1), run(1, near)], PLATFORMS[:2], ["*/aten::relu"])
     assert (found.labels, found.bits, found.ignored) == ((0, 1), (22, 23), 1)
     with pytest.raises(UsageError, match="no recorded call matches"):
-        sweeping._Results.of(recordings, PLATFORMS, ["nothing"])
+        sweeping._Results.from_recordings(recordings, PLATFORMS, ["nothing"])
 
 
 def test_random_numbers_that_differ_are_named():

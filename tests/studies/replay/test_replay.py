@@ -14,7 +14,7 @@ from shadowrun.recording.captured_reader import CapturedFile
 from shadowrun.recording.recording_file import read
 from shadowrun.sim import CATALOGUE
 from shadowrun.studies.replay.outcomes import Outcome
-from shadowrun.studies.replay.replaying import CallFilter, replay
+from shadowrun.studies.replay.replay_recording import CallFilter, replay
 from shadowrun.types import Status
 from tests.ground_truth.recordings import triggered
 from tests.ground_truth.replays import record_clean, replayed, score

@@ -11,9 +11,9 @@ from shadowrun.cli.main import main
 from shadowrun.platforms import resolve
 from shadowrun.report.document import render
 from shadowrun.studies.slowdown.calls import entries, names_of
-from shadowrun.studies.slowdown.measuring import measure
 from shadowrun.studies.slowdown.report import slowdown_document
 from shadowrun.studies.slowdown.table import Slowdown
+from shadowrun.studies.slowdown.timing import measure
 from tests.studies.slowdown.test_slowdown import timed
 
 
@@ -69,14 +69,14 @@ def test_an_operator_is_timed_on_both(clean_sim):
 
 def test_the_slowest_come_first_and_there_is_no_step():
     measured = [timed("a", 1, 1000, 2000), timed("b", 1, 1, 30), timed("c", 1, 10, 5)]
-    found = Slowdown.of(measured, 1, 10, of_program=False)
+    found = Slowdown.from_timings(measured, 1, 10, of_program=False)
     assert [o.op for o in found.operators] == ["b", "a", "c"]
     text = render(slowdown_document(found, "x against y"), "txt")
     assert "more than 10 times slower: 1 of 3 operators (33.3 %)" in text
     assert "critical, more than 10 times: b" in text
     assert "step" not in text
     assert json.loads(render(slowdown_document(found, "x"), "json"))["step"] is None
-    assert [o.op for o in Slowdown.of(measured, 1, 10).operators] == ["a", "b", "c"]
+    assert [o.op for o in Slowdown.from_timings(measured, 1, 10).operators] == ["a", "b", "c"]
 
 
 def test_command(clean_sim, tmp_path, monkeypatch, capsys):

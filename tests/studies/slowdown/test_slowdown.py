@@ -14,11 +14,11 @@ from shadowrun.cli import slowdown as slowdown_command
 from shadowrun.cli.main import main
 from shadowrun.errors import DataFileError
 from shadowrun.platforms import resolve
-from shadowrun.studies.slowdown import measuring
+from shadowrun.studies.slowdown import timing
 from shadowrun.studies.slowdown.calls import Call, read_mix
-from shadowrun.studies.slowdown.measuring import Spread, TimedCall, measure
 from shadowrun.studies.slowdown.report import FAIL_ON, slowdown_issues
 from shadowrun.studies.slowdown.table import Slowdown
+from shadowrun.studies.slowdown.timing import Spread, TimedCall, measure
 
 
 @pytest.fixture
@@ -58,13 +58,13 @@ def test_every_call_of_the_run_is_timed(recorded):
 
 def test_a_long_list_is_made_again_with_all_its_tensors(monkeypatch):
     seen = []
-    real = measuring.Timer.__init__
+    real = timing.Timer.__init__
 
     def spy(self, platform, job):
         seen.append([t.shape for t in job.args[0]])
         real(self, platform, job)
 
-    monkeypatch.setattr(measuring.Timer, "__init__", spy)
+    monkeypatch.setattr(timing.Timer, "__init__", spy)
     text = "[f32[2], f32[3], f32[4], f32[5], … 2 more], 0.5"
     call = Call("aten::_foreach_mul_.Scalar", text, 1, "[2] [3] [4] [5] [6] [7, 8]")
     assert measure(call, resolve("cpu"), resolve("cpu"), rounds=3).failed == ""
@@ -75,7 +75,7 @@ def test_a_long_list_is_made_again_with_all_its_tensors(monkeypatch):
 
 def test_a_call_that_writes_gets_new_inputs_each_time(monkeypatch):
     values = []
-    monkeypatch.setattr(measuring, "_SAMPLE_NS", 10**12)  # as many calls in a sample as may be
+    monkeypatch.setattr(timing, "_SAMPLE_NS", 10**12)  # as many calls in a sample as may be
 
     class Spy(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -109,7 +109,7 @@ def test_the_target_s_failure_is_the_target_s(clean_sim):
     ],
 )
 def test_what_cannot_be_timed_says_why(op, inputs, why, monkeypatch):
-    monkeypatch.setattr(measuring, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(timing, "MAX_BYTES", 1 << 20)
     m = measure(Call(op, inputs, 1), resolve("cpu"), resolve("cpu"), rounds=3)
     assert why in m.failed
     assert not m.on_target
@@ -135,7 +135,7 @@ def timed(op, n, ref, target, noise=0.0):
 
 
 def test_the_step_is_weighted_by_the_run_s_own_mix():
-    found = Slowdown.of([timed("a", 30, 10, 20), timed("b", 3, 100, 50), timed("a", 3, 1, 40)], 3, 10)
+    found = Slowdown.from_timings([timed("a", 30, 10, 20), timed("b", 3, 100, 50), timed("a", 3, 1, 40)], 3, 10)
     assert found.step.ref_us == pytest.approx((30 * 10 + 3 * 100 + 3 * 1) / 3)
     assert found.step.target_us == pytest.approx((30 * 20 + 3 * 50 + 3 * 40) / 3)
     assert found.step.complete
@@ -150,7 +150,9 @@ def test_the_step_is_weighted_by_the_run_s_own_mix():
 
 
 def test_noise_is_told_from_slowness():
-    found = Slowdown.of([timed("sure", 1, 1, 12, 1), timed("noisy", 1, 1, 12, 5), timed("two", 1, 1, 3)], 1, 10)
+    found = Slowdown.from_timings(
+        [timed("sure", 1, 1, 12, 1), timed("noisy", 1, 1, 12, 5), timed("two", 1, 1, 3)], 1, 10
+    )
     assert [o.op for o in found.slower(10)] == ["noisy", "sure"]
     assert [o.op for o in found.surely_slower(10)] == ["sure"]
     assert [o.op for o in found.slower(2)] == ["noisy", "sure", "two"]
@@ -158,7 +160,7 @@ def test_noise_is_told_from_slowness():
 
 def test_what_failed_makes_the_step_incomplete():
     failed = TimedCall(Call("c", "", 1), failed="NotImplementedError: no", on_target=True)
-    found = Slowdown.of([timed("a", 1, 1, 1), failed], 1, 10)
+    found = Slowdown.from_timings([timed("a", 1, 1, 1), failed], 1, 10)
     assert not found.step.complete
     assert found.failing == (failed,)
 
@@ -172,7 +174,7 @@ def test_the_slow_ones_as_issues():
         timed("a", 1, 1, 1),
         failed,
     ]
-    found = Slowdown.of(calls, 1, 10)
+    found = Slowdown.from_timings(calls, 1, 10)
     issues = slowdown_issues(found, "npu against cpu", ["critical"], "run.shadowrun")
     assert [(i.name, i.rule, i.level) for i in issues.rows] == [
         ("sure", "slow/critical", "error"),

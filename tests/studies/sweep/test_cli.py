@@ -128,13 +128,13 @@ def test_a_sweep_of_the_cpu_against_itself(capsys, empty_folder):
 LACKS = CaseFinding(
     Kind.UNSUPPORTED, "aten::sin", "aten::sin.out", "missing operator", "no kernel", "Error: it <lacks> | it"
 )
-TABLE = SupportTable.of(
+TABLE = SupportTable.from_results(
     [
         (Case("exp", "float32", Part.FORWARD, 0), CaseOutcome()),
         (Case("sin", "float32", Part.FORWARD, 0), CaseOutcome()),
-        (Case("sin", "float32", Part.OUT, 0), CaseOutcome.of([LACKS], "f32[3]")),
-        (Case("sin", "bfloat16", Part.OUT, 0), CaseOutcome.of([LACKS], "bf16[3]")),
-        (Case("rand", "float32", Part.FORWARD, 0), CaseOutcome.of([CaseFinding(Kind.UNVERIFIED)])),
+        (Case("sin", "float32", Part.OUT, 0), CaseOutcome.from_findings([LACKS], "f32[3]")),
+        (Case("sin", "bfloat16", Part.OUT, 0), CaseOutcome.from_findings([LACKS], "bf16[3]")),
+        (Case("rand", "float32", Part.FORWARD, 0), CaseOutcome.from_findings([CaseFinding(Kind.UNVERIFIED)])),
     ]
 )
 INFO = SweepInfo("npu", "cpu", versions={"torch": "2.13"}, complete=True)
@@ -158,8 +158,8 @@ def test_text():
 
 
 def test_a_terminal_lists_the_first_failures_or_all():
-    many = SupportTable.of(
-        (Case(f"op{i}", "float32", Part.OUT, 0), CaseOutcome.of([LACKS], "f32[3]")) for i in range(30)
+    many = SupportTable.from_results(
+        (Case(f"op{i}", "float32", Part.OUT, 0), CaseOutcome.from_findings([LACKS], "f32[3]")) for i in range(30)
     )
     assert "… and 10 more failures: --all, or -o FILE, lists all" in render(sweep_document(many, INFO), "txt")
     for text in (render(sweep_document(many, INFO, everything=True), "txt"), render(sweep_document(many, INFO), "md")):
@@ -189,7 +189,7 @@ def test_json():
 
 def test_share_of_operators_that_are_full():
     assert support_share(TABLE) == "1 of 2 operators full (50.0 %)"
-    assert support_share(SupportTable.of([])) == "0 of 0 operators full"
+    assert support_share(SupportTable.from_results([])) == "0 of 0 operators full"
 
 
 def test_words_of_the_gate_cover_all_failures():

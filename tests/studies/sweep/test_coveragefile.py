@@ -24,8 +24,8 @@ def test_what_is_written_is_read(tmp_path):
     path = tmp_path / "x.shadowcov"
     file = CoverageFile.begin(path, INFO)
     file.add(case("exp", 0), CaseOutcome())
-    file.add(case("exp", 1), CaseOutcome.of([WRONG, LACKS, WRONG], "f32[2]"))
-    file.add(case("sin", 0), CaseOutcome.of([LACKS], "f32[3]"))
+    file.add(case("exp", 1), CaseOutcome.from_findings([WRONG, LACKS, WRONG], "f32[2]"))
+    file.add(case("sin", 0), CaseOutcome.from_findings([LACKS], "f32[3]"))
     file.finish("exp", "float32", Part.FORWARD, ALL, 7)
     file.add_time(1.5, 2.5, complete=True)
     file.close()
@@ -45,12 +45,12 @@ def test_what_is_written_is_read(tmp_path):
 def test_a_second_start_goes_on(tmp_path):
     path = tmp_path / "x.shadowcov"
     first = CoverageFile.begin(path, INFO)
-    first.add(case("exp", 0), CaseOutcome.of([WRONG], "f32[2]"))
+    first.add(case("exp", 0), CaseOutcome.from_findings([WRONG], "f32[2]"))
     first.add_time(1.0, 1.0, complete=False)
     first._connection.close()  # as a kill would
     first._claim.release()
     second = CoverageFile.begin(path, INFO)
-    second.add(case("exp", 1), CaseOutcome.of([WRONG], "f32[2]"))
+    second.add(case("exp", 1), CaseOutcome.from_findings([WRONG], "f32[2]"))
     second.add_time(2.0, 1.0, complete=True)
     second.close()
     read = CoverageFile.open(path)
@@ -108,15 +108,15 @@ def test_a_newer_file_is_refused(tmp_path):
 def test_classes_of_support():
     results = [
         (case("full", 0), CaseOutcome()),
-        (case("full", 1), CaseOutcome.of([CaseFinding(Kind.UNVERIFIED)])),
+        (case("full", 1), CaseOutcome.from_findings([CaseFinding(Kind.UNVERIFIED)])),
         (case("partial", 0), CaseOutcome()),
-        (case("partial", 0, Part.OUT), CaseOutcome.of([LACKS], "f32[3]")),
-        (case("partial", 1, Part.OUT), CaseOutcome.of([LACKS, WRONG], "f32[4]")),
-        (case("none", 0), CaseOutcome.of([WRONG])),
-        (case("none", 1), CaseOutcome.of([CaseFinding(Kind.HARNESS)])),
-        (case("untested", 0), CaseOutcome.of([CaseFinding(Kind.NOT_VALID)])),
+        (case("partial", 0, Part.OUT), CaseOutcome.from_findings([LACKS], "f32[3]")),
+        (case("partial", 1, Part.OUT), CaseOutcome.from_findings([LACKS, WRONG], "f32[4]")),
+        (case("none", 0), CaseOutcome.from_findings([WRONG])),
+        (case("none", 1), CaseOutcome.from_findings([CaseFinding(Kind.HARNESS)])),
+        (case("untested", 0), CaseOutcome.from_findings([CaseFinding(Kind.NOT_VALID)])),
     ]
-    table = SupportTable.of(reversed(results))
+    table = SupportTable.from_results(reversed(results))
     assert {o.name: o.support for o in table.operators} == {
         "full": Support.FULL, "partial": Support.PARTIAL, "none": Support.NONE, "untested": Support.UNTESTED,
     }  # fmt: skip
@@ -147,5 +147,5 @@ def test_a_full_disk_is_told(tmp_path):
     file._connection.execute("pragma max_page_count = 1")
     with pytest.raises(DataFileError, match="cannot be written any more"):
         for number in range(10_000):
-            file.add(case("exp", number), CaseOutcome.of([WRONG], "f32[2]"))
+            file.add(case("exp", number), CaseOutcome.from_findings([WRONG], "f32[2]"))
     file.close()

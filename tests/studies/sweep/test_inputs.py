@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import shadowrun
-from shadowrun.studies.sweep import recorded
+from shadowrun.studies.sweep import recorded_calls
+from shadowrun.studies.sweep.case_programs import varied
 from shadowrun.studies.sweep.cases import Part
 from shadowrun.studies.sweep.inputs import (
     Sample,
@@ -17,7 +18,6 @@ from shadowrun.studies.sweep.inputs import (
     transposed,
     without_dims,
 )
-from shadowrun.studies.sweep.programs import varied
 
 CPU = torch.device("cpu")
 
@@ -109,15 +109,15 @@ def test_recorded_calls_are_read_back(tmp_path):
         x.to(torch.bfloat16).clamp_(min=-0.5, max=float("inf"))
         torch.nn.functional.gelu(x, approximate="tanh")
         torch.ones(3, device="cpu").add(2, alpha=3)
-    calls = recorded.read_calls(file)
+    calls = recorded_calls.read_calls(file)
     assert ("aten::gelu", "float32") in calls
     assert ("aten::clamp_", "bfloat16") in calls
     n = 0
     for (op, _), texts in calls.items():
         for text in texts:
-            again = recorded.sample(op, text, seed=0)
+            again = recorded_calls.sample(op, text, seed=0)
             assert printed(Sample(again.args[0], again.args[1:], again.kwargs)) == _as_printed(text), op
-            recorded.function(op)(None, *again.args, **again.kwargs)  # it runs
+            recorded_calls.function(op)(None, *again.args, **again.kwargs)  # it runs
             n += 1
     assert n >= 6
 
@@ -129,19 +129,19 @@ def _as_printed(text):
 
 @pytest.mark.parametrize("text", ["[f32[2], … 3 more]", "Generator", "f32[2], 'abc", "<object>"])
 def test_what_has_no_text_is_told(text):
-    with pytest.raises(recorded.UnreadableCall):
-        recorded.sample("aten::cat", text, seed=0)
+    with pytest.raises(recorded_calls.UnreadableCall):
+        recorded_calls.sample("aten::cat", text, seed=0)
 
 
 def test_recorded_values_are_valid_indices():
-    again = recorded.sample("aten::embedding", "f32[2, 9], i64[3, 4]", seed=0)
+    again = recorded_calls.sample("aten::embedding", "f32[2, 9], i64[3, 4]", seed=0)
     assert again.args[1].max() < 2
     assert again.args[1].min() >= 0
 
 
 def test_an_operator_that_is_not_here():
-    with pytest.raises(recorded.UnreadableCall, match="aten::nothing"):
-        recorded.function("aten::nothing.at_all")
+    with pytest.raises(recorded_calls.UnreadableCall, match="aten::nothing"):
+        recorded_calls.function("aten::nothing.at_all")
 
 
 def test_more_dimensions_than_torch_computes_with():

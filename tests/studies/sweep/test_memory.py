@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from shadowrun import sim
-from shadowrun.studies.sweep import opinfo, programs
+from shadowrun.studies.sweep import case_programs, opinfo
 from shadowrun.studies.sweep.cases import PARTS, Kind, Part
 from shadowrun.studies.sweep.rebuild_case import Sampler
 from shadowrun.studies.sweep.run_case import CaseRunner
@@ -19,8 +19,8 @@ def enabled():
 def found(name, target="sim", dtype="float32", n=3):
     trial, info = CaseRunner(target, "cpu", 60.0, lambda: None), opinfo.database()[name]
     seen = []
-    for number, sample in Sampler(name, dtype, 0, n).of(Part.MEMORY):
-        seen += trial.run(Part.MEMORY, programs.program(info, Part.MEMORY, number, sample)) or []
+    for number, sample in Sampler(name, dtype, 0, n).samples(Part.MEMORY):
+        seen += trial.run(Part.MEMORY, case_programs.program(info, Part.MEMORY, number, sample)) or []
     return {(f.kind, f.op, f.cause, f.explanation) for f in seen}
 
 

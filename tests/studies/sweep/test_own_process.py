@@ -9,8 +9,8 @@ import torch
 import shadowrun
 from shadowrun.platforms.worker.client import WorkerDied
 from shadowrun.studies.sweep import opinfo
+from shadowrun.studies.sweep.case_programs import program
 from shadowrun.studies.sweep.cases import Kind, Part
-from shadowrun.studies.sweep.programs import program
 from tests.studies.sweep.test_run_case import Bench, X
 
 pytestmark = pytest.mark.usefixtures("clean_sim")

@@ -7,7 +7,7 @@ from shadowrun.studies.isolation.pool import Limits, Pool
 from shadowrun.studies.isolation.worker_progress import Step
 from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part, Task
 from shadowrun.studies.sweep.coverage_file import CoverageFile
-from shadowrun.studies.sweep.sweeping import ALL, SweepRequest, SweepWork, _info, _remaining
+from shadowrun.studies.sweep.run_sweep import ALL, SweepRequest, SweepWork, _info, _remaining
 
 GIB = 1 << 30
 TASK = Task("exp", "float32", (Part.FORWARD, Part.BACKWARD))

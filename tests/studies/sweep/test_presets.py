@@ -7,7 +7,7 @@ from shadowrun.studies.isolation.pool import Limits
 from shadowrun.studies.sweep import opinfo
 from shadowrun.studies.sweep.cases import FAILURES, PARTS, Kind, Part
 from shadowrun.studies.sweep.coverage_file import CoverageFile
-from shadowrun.studies.sweep.sweeping import SweepRequest, plan, sweep
+from shadowrun.studies.sweep.run_sweep import SweepRequest, plan, sweep
 
 GAPS = {
     ("sparse.mm.reduce", Kind.UNSUPPORTED), ("sparse.sampled_addmm", Kind.UNSUPPORTED), ("to_sparse", Kind.UNSUPPORTED),

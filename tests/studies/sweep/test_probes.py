@@ -8,9 +8,9 @@ import torch
 
 from shadowrun.sim import CATALOGUE, PRESETS
 from shadowrun.studies.sweep import opinfo
+from shadowrun.studies.sweep.case_programs import program
 from shadowrun.studies.sweep.cases import FAILURES, Kind, Part
 from shadowrun.studies.sweep.exceptional_inputs import batches, bounded, exceptional, probes, repeat_with_tail
-from shadowrun.studies.sweep.programs import program
 from shadowrun.studies.sweep.run_case import CaseRunner
 from shadowrun.types import Cause
 

@@ -5,9 +5,9 @@ import torch
 
 import shadowrun
 from shadowrun.studies.sweep import opinfo
+from shadowrun.studies.sweep.case_programs import program, varied
 from shadowrun.studies.sweep.cases import Kind, Part
 from shadowrun.studies.sweep.inputs import Sample
-from shadowrun.studies.sweep.programs import program, varied
 from shadowrun.studies.sweep.run_case import CaseRunner
 
 pytestmark = pytest.mark.usefixtures("clean_sim")

@@ -10,7 +10,7 @@ from shadowrun.cli.main import main
 from shadowrun.platforms import resolve
 from shadowrun.platforms.fingerprint import fingerprint, versions
 from shadowrun.repro import ReproOptions
-from shadowrun.studies.sweep import opinfo, programs
+from shadowrun.studies.sweep import case_programs, opinfo
 from shadowrun.studies.sweep.cases import ANY_DTYPE, FAILURES, Case, CaseFinding, CaseOutcome, Kind, Part
 from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
 from shadowrun.studies.sweep.inputs import printed
@@ -31,15 +31,15 @@ def swept(path, operator, part, *, target="sim", dtype="float32", finding=None, 
     )  # fmt: skip
     file = CoverageFile.begin(path, info)
     runner = None if finding else CaseRunner(target, "cpu", 60.0, lambda: None)
-    for number, inputs in Sampler(operator, dtype, 0, None).of(part):
+    for number, inputs in Sampler(operator, dtype, 0, None).samples(part):
         if sample is not None and number != sample:
             continue
         findings = (
             [finding]
             if finding
-            else runner.run(part, programs.program(opinfo.database()[operator], part, number, inputs))
+            else runner.run(part, case_programs.program(opinfo.database()[operator], part, number, inputs))
         )
-        file.add(Case(operator, dtype, part, number), CaseOutcome.of(findings or [], printed(inputs)))
+        file.add(Case(operator, dtype, part, number), CaseOutcome.from_findings(findings or [], printed(inputs)))
         if any(f.kind in FAILURES for f in findings or []):
             break
     file.close()
@@ -51,7 +51,9 @@ def written(path, folder, **options):
     file = CoverageFile.open(path)
     try:
         found = findings_of_sweep(file.results())
-        return found[0], write_script(found[0], file.info, Origin.of(file, None), folder, ReproOptions(**options))
+        return found[0], write_script(
+            found[0], file.info, Origin.from_file(file, None), folder, ReproOptions(**options)
+        )
     finally:
         file.close()
 
@@ -183,15 +185,21 @@ def test_what_is_found_has_an_order():
     results = [
         (
             Case("exp", "float32", Part.STRIDED, 2),
-            CaseOutcome.of([CaseFinding(Kind.MISMATCH, "aten::exp", "", "x", "y", "z")]),
+            CaseOutcome.from_findings([CaseFinding(Kind.MISMATCH, "aten::exp", "", "x", "y", "z")]),
         ),
-        (case, CaseOutcome.of([mismatch], "f32[2]")),
-        (Case("sin", "float32", Part.FORWARD, 1), CaseOutcome.of([died, CaseFinding(Kind.REFERENCE, "aten::sin")])),
-        (Case("tan", "float32", Part.FORWARD, 1), CaseOutcome.of([CaseFinding(Kind.CRASH)])),
-        (Case("tan", "float32", Part.FORWARD, -1), CaseOutcome.of([CaseFinding(Kind.CRASH, explanation="not tried")])),
+        (case, CaseOutcome.from_findings([mismatch], "f32[2]")),
+        (
+            Case("sin", "float32", Part.FORWARD, 1),
+            CaseOutcome.from_findings([died, CaseFinding(Kind.REFERENCE, "aten::sin")]),
+        ),
+        (Case("tan", "float32", Part.FORWARD, 1), CaseOutcome.from_findings([CaseFinding(Kind.CRASH)])),
+        (
+            Case("tan", "float32", Part.FORWARD, -1),
+            CaseOutcome.from_findings([CaseFinding(Kind.CRASH, explanation="not tried")]),
+        ),
         (
             Case("cos", "float32", Part.FORWARD, 1),
-            CaseOutcome.of([CaseFinding(Kind.HARNESS), CaseFinding(Kind.UNVERIFIED)]),
+            CaseOutcome.from_findings([CaseFinding(Kind.HARNESS), CaseFinding(Kind.UNVERIFIED)]),
         ),
     ]
     found = findings_of_sweep(results)
@@ -234,7 +242,7 @@ def test_inputs_that_cannot_be_made_again(tmp_path):
     file = CoverageFile.open(path)
     found = findings_of_sweep([(case, CaseOutcome(outcome.findings, "f32[77]")) for case, outcome in file.results()])
     with pytest.raises(UsageError, match=r"The inputs of exp float32 forward 0 \(f32\[77\]\) cannot be made again"):
-        write_script(found[0], file.info, Origin.of(file, None), tmp_path / "script", ReproOptions())
+        write_script(found[0], file.info, Origin.from_file(file, None), tmp_path / "script", ReproOptions())
     file.close()
 
 

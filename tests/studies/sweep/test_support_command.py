@@ -25,7 +25,7 @@ def write(path, target, outcomes, *, complete=True):
     file = CoverageFile.begin(path, SweepInfo(target, "cpu", versions={"torch": "2.13.0"}))
     for (operator, part), cases in outcomes.items():
         for number, found in enumerate(cases):
-            file.add(Case(operator, "float32", part, number), CaseOutcome.of(found, "f32[2]"))
+            file.add(Case(operator, "float32", part, number), CaseOutcome.from_findings(found, "f32[2]"))
     file.add_time(1.0, 1.0, complete=complete)
     file.close()
     return path
@@ -47,7 +47,7 @@ def files(tmp_path, monkeypatch):
 
 
 def test_side_by_side():
-    table = Platforms.of(read_sweeps([Path("old"), Path("new"), Path("cuda")]))
+    table = Platforms.from_sweeps(read_sweeps([Path("old"), Path("new"), Path("cuda")]))
     assert [s.label for s in table.sweeps] == ["npu (old)", "npu (new)", "cuda"]
     rows = {row.name: row.supports for row in table.rows}
     assert rows == {

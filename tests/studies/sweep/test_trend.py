@@ -30,7 +30,7 @@ def releases(tmp_path, monkeypatch):
 
 
 def test_what_each_release_gained_and_lost(releases):
-    trend = Trend.of([(path.stem, sweep) for path, sweep in zip(releases, read_sweeps(releases), strict=True)])
+    trend = Trend.from_sweeps([(path.stem, sweep) for path, sweep in zip(releases, read_sweeps(releases), strict=True)])
     seen = [(r.name, r.gained, r.lost, r.added, r.dropped) for r in trend.releases]
     assert seen == [
         ("1.0", (), (), (), ()),

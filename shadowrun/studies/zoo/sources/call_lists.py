@@ -15,10 +15,10 @@ import torch
 
 from shadowrun.errors import DataFileError
 from shadowrun.intercept.op_allowlist import operator_named
-from shadowrun.studies.sweep.recorded import read_calls, sample
+from shadowrun.studies.sweep.recorded_calls import read_calls, sample
 from shadowrun.studies.zoo.capture import capture
 from shadowrun.studies.zoo.graph import DEVICE, Fill, Graph, Input, Node, Ref
-from shadowrun.studies.zoo.sources.isolated import Candidate, read_each
+from shadowrun.studies.zoo.sources.isolated_readers import Candidate, read_each
 from shadowrun.studies.zoo.sources.source import Collected, LeftOut
 
 if TYPE_CHECKING:

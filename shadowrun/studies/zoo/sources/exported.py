@@ -17,7 +17,7 @@ import torch
 from shadowrun.errors import DataFileError
 from shadowrun.studies.zoo.graph import Fill, Input
 from shadowrun.studies.zoo.sources.foreign_graph import MAX_ELEMENTS, Rows, captured, plain
-from shadowrun.studies.zoo.sources.isolated import candidates_below, read_each
+from shadowrun.studies.zoo.sources.isolated_readers import candidates_below, read_each
 from shadowrun.studies.zoo.sources.source import Collected, LeftOut
 
 if TYPE_CHECKING:

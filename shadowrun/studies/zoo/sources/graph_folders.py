@@ -18,7 +18,7 @@ from shadowrun.limits import read_text
 from shadowrun.studies.zoo.graph import Fill, Input
 from shadowrun.studies.zoo.infer_fill import fitted
 from shadowrun.studies.zoo.sources.foreign_graph import MAX_ELEMENTS, Rows, captured, plain
-from shadowrun.studies.zoo.sources.isolated import candidates_below, read_each
+from shadowrun.studies.zoo.sources.isolated_readers import candidates_below, read_each
 from shadowrun.studies.zoo.sources.source import Collected, LeftOut
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from shadowrun.platforms.unsupported import first_sentence
 from shadowrun.replay.copies import OverBudget, tensors_in
 from shadowrun.replay.executor import Executor
 from shadowrun.studies.sweep.inputs import copied
-from shadowrun.studies.sweep.recorded import MAX_BYTES, UnreadableCall
+from shadowrun.studies.sweep.recorded_calls import MAX_BYTES, UnreadableCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -182,7 +182,7 @@ class Spread:
     upper: float
 
     @classmethod
-    def of(cls, values: list[float]) -> Spread:
+    def from_values(cls, values: list[float]) -> Spread:
         """Of at least two values; quartiles by the inclusive method."""
         # Inclusive: the default extrapolates beyond the samples, for two of them to 0.75 and 2.25 of 1 and 2.
         lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
@@ -241,9 +241,9 @@ def measure(
         return TimedCall(call.summary, failed=_error_text(error), on_target=True)
     return TimedCall(
         call.summary,
-        Spread.of([r for r, _ in pairs]),
-        Spread.of([t for _, t in pairs]),
-        Spread.of([t / r if r > 0 else 1.0 for r, t in pairs]),
+        Spread.from_values([r for r, _ in pairs]),
+        Spread.from_values([t for _, t in pairs]),
+        Spread.from_values([t / r if r > 0 else 1.0 for r, t in pairs]),
     )
 
 

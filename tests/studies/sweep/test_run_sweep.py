@@ -19,8 +19,8 @@ from shadowrun.studies.isolation import process
 from shadowrun.studies.isolation.pool import Limits
 from shadowrun.studies.sweep.cases import FAILURES, Kind, Part, Support
 from shadowrun.studies.sweep.coverage_file import CoverageFile
+from shadowrun.studies.sweep.run_sweep import SweepRequest, plan, sweep
 from shadowrun.studies.sweep.support import SupportTable
-from shadowrun.studies.sweep.sweeping import SweepRequest, plan, sweep
 
 LIMITS = Limits(300.0, 4 << 30)
 """So much that no machine is too slow for a case that ends."""
@@ -37,7 +37,7 @@ def swept(path, limits=LIMITS, jobs=2, **wish):
 
 def table_of(path):
     file = CoverageFile.open(path)
-    table = SupportTable.of(file.results())
+    table = SupportTable.from_results(file.results())
     file.close()
     return table
 

@@ -5,9 +5,9 @@ recording passes if a class for its fingerprint has the same bytes in all output
 has a distance to each known one.
 
 Tests use them by the fixture of `shadowrun.pytest_plugin`, or by `check`:
-    >>> from shadowrun.studies.classes import known
+    >>> from shadowrun.studies.classes import known_classes
     >>> def test_results_are_known():  # doctest: +SKIP
-    ...     known.check("out.shadowrec", "known_classes.toml")
+    ...     known_classes.check("out.shadowrec", "known_classes.toml")
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 
 from shadowrun.errors import DataFileError, brief
 from shadowrun.limits import read_toml
-from shadowrun.numerics.ladder import mantissa_of
+from shadowrun.numerics.hash_ladder import mantissa_of
 from shadowrun.recording.model import Key, Kind
 from shadowrun.recording.recording_file import read
 from shadowrun.store.atomic_write import atomic_write
@@ -34,7 +34,7 @@ from shadowrun.studies.classes.platforms import platforms_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from shadowrun.numerics.ladder import Hashes
+    from shadowrun.numerics.hash_ladder import Hashes
     from shadowrun.recording.model import Recording
     from shadowrun.studies.classes.platforms import Platform
 
@@ -333,7 +333,11 @@ def _toml(name: str, entry: KnownClass) -> Iterator[str]:
     yield from (f"{_quoted(fact)} = {_quoted(pattern)}" for fact, pattern in entry.fingerprint.items())
     for known in entry.outputs:
         yield from ("", "[[class.output]]")
-        fields = {**known.output.fields, "kind": known.output.kind, "position": known.output.position}
+        fields = {
+            **known.output.fields,
+            "kind": known.output.kind,
+            "position": known.output.position,
+        }
         yield from (
             f"{field} = {_quoted(str(value)) if KEY_FIELDS.get(field, int) is str else int(value)}"
             for field, value in fields.items()

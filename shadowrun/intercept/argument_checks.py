@@ -9,15 +9,15 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["Given", "Look", "is_inside", "overlaps_itself", "tensors"]
+__all__ = ["ArgumentCheck", "NamedArguments", "is_inside", "overlaps_itself", "tensors"]
 
-Given: TypeAlias = "Mapping[str, Any]"
+NamedArguments: TypeAlias = "Mapping[str, Any]"
 """Arguments by name; None for what is not known yet."""
-Look: TypeAlias = "Callable[[Given], Iterator[str]]"
+ArgumentCheck: TypeAlias = "Callable[[NamedArguments], Iterator[str]]"
 """Says why a call with these arguments would read or write outside of its tensors."""
 
 
-def tensors(given: Given, *names: str) -> list[torch.Tensor] | None:
+def tensors(given: NamedArguments, *names: str) -> list[torch.Tensor] | None:
     """Dense tensors of these names; None if one of them is not known, or is another."""
     found = [given.get(name) for name in names]
     return found if all(isinstance(t, torch.Tensor) and t.layout is torch.strided for t in found) else None  # type: ignore[return-value]

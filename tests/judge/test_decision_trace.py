@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from shadowrun.judge.decision_trace import Rung, Step, Trace, deciding, recorded_steps, rung_of
 from shadowrun.judge.judge import Judge
-from shadowrun.judge.ladder import Rung, Step, Trace, deciding, recorded_steps, rung_of
 from shadowrun.types import Cause, Status, Verdict
 from tests.judge.test_bias import truncated
 from tests.judge.test_factorizations import signs

@@ -10,8 +10,8 @@ import torch
 import shadowrun
 from shadowrun import Cause, Status, sim
 from shadowrun.intercept import torchapi
-from shadowrun.replay import postponed as module
-from shadowrun.replay.postponed import PostponedCalls
+from shadowrun.replay import postponed_calls as module
+from shadowrun.replay.postponed_calls import PostponedCalls
 from shadowrun.replay.replayer import Replayer
 from shadowrun.schedule.budget import Budget
 

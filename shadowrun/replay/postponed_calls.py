@@ -20,7 +20,7 @@ import torch
 from shadowrun.intercept.torchapi import as_in_handler, storage_key
 from shadowrun.operators.case import exact_copy
 from shadowrun.replay.copies import tensors_in
-from shadowrun.replay.memory import n_bytes
+from shadowrun.replay.input_copies import n_bytes
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:

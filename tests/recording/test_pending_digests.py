@@ -12,21 +12,21 @@ import pytest
 import torch
 
 import shadowrun
-from shadowrun.recording import waiting_digests
+from shadowrun.recording import pending_digests
 from shadowrun.recording.digest_operators import Found, digest_parts
-from shadowrun.recording.digests import await_digest, pack, unpack
+from shadowrun.recording.digests import digest_when_settled, pack, unpack
 from shadowrun.recording.number_formats import NUMBER_FORMATS
+from shadowrun.recording.pending_digests import PendingDigest, PendingDigests, digest_method
 from shadowrun.recording.recording_file import read
-from shadowrun.recording.waiting_digests import Awaited, WaitingDigests, way_on
 from tests.recording.test_digests import REAL, agree, random_bits
 
 
 @pytest.fixture(autouse=True)
 def device(clean_sim):
     """Ways that were found are forgotten: a test may break one."""
-    way_on.cache_clear()
+    digest_method.cache_clear()
     yield
-    way_on.cache_clear()
+    digest_method.cache_clear()
 
 
 @pytest.fixture
@@ -44,16 +44,16 @@ def syncs(monkeypatch):
 
 
 def test_many_digests_take_one_host_sync_and_are_of_the_time_of_the_call(syncs):
-    waiting, found, wanted = WaitingDigests(1 << 18), [], []
+    waiting, found, wanted = PendingDigests(1 << 18), [], []
     for k in range(200):
         t = random_bits(REAL[k % len(REAL)], (k + 1, 7), k, 0.1)
         there = t.to("sim")
-        found.append(await_digest(there, 0, waiting))
+        found.append(digest_when_settled(there, 0, waiting))
         there.view(NUMBER_FORMATS[t.dtype].ints).fill_(1)
         wanted.append(pack(t))
-    assert {type(one) for one in found} == {Awaited}
+    assert {type(one) for one in found} == {PendingDigest}
     for dtype in REAL:
-        way_on("sim", dtype)
+        digest_method("sim", dtype)
     syncs.clear()
     digests = [one.get() for one in found]
     assert len(syncs) == 1
@@ -62,12 +62,12 @@ def test_many_digests_take_one_host_sync_and_are_of_the_time_of_the_call(syncs):
 
 
 def test_memory_on_the_device_does_not_grow():
-    waiting = WaitingDigests(1 << 14)
-    one = await_digest(torch.ones(10).to("sim"), 0, waiting)
+    waiting = PendingDigests(1 << 14)
+    one = digest_when_settled(torch.ones(10).to("sim"), 0, waiting)
     (memory,) = waiting._memories.values()
     address, n_bytes = memory._views[torch.int8].data_ptr(), memory._n_bytes
     t = random_bits(torch.float32, (60, 1000))
-    found = [await_digest(t.to("sim"), 3, waiting) for _ in range(3)]
+    found = [digest_when_settled(t.to("sim"), 3, waiting) for _ in range(3)]
     assert n_bytes == 1 << 14
     assert (memory._views[torch.int8].data_ptr(), memory._n_bytes) == (address, n_bytes)
     for digest in found:
@@ -76,19 +76,19 @@ def test_memory_on_the_device_does_not_grow():
 
 
 def test_a_digest_that_failed_is_not_awaited_for_ever(monkeypatch):
-    waiting = WaitingDigests()
-    lost = await_digest(torch.ones(3).to("sim"), 0, waiting)
+    waiting = PendingDigests()
+    lost = digest_when_settled(torch.ones(3).to("sim"), 0, waiting)
     with monkeypatch.context() as patch:
 
         def broken(*_):
             raise RuntimeError("the device is gone")
 
-        patch.setattr(waiting_digests, "way_on", broken)
+        patch.setattr(pending_digests, "digest_method", broken)
         with pytest.raises(RuntimeError, match="the device is gone"):
             lost.get()
     with pytest.raises(RuntimeError, match="a device failed"):
         lost.get()
-    after = await_digest(torch.full((3,), 2.0).to("sim"), 0, waiting)
+    after = digest_when_settled(torch.full((3,), 2.0).to("sim"), 0, waiting)
     agree(unpack(after.get()), unpack(pack(torch.full((3,), 2.0))))
 
 
@@ -105,10 +105,10 @@ def wrong(memory, *rest):
 
 @pytest.mark.parametrize("broken", [lacking, wrong])
 def test_an_accelerator_that_cannot_digest_is_copied_from(broken, monkeypatch):
-    monkeypatch.setattr(waiting_digests, "digest_parts", broken)
+    monkeypatch.setattr(pending_digests, "digest_parts", broken)
     t = random_bits(torch.float32, (100, 3), special=0.1)
     agree(unpack(pack(t.to("sim"))), unpack(pack(t)))
-    assert way_on("sim", torch.float32) is waiting_digests._on_host
+    assert digest_method("sim", torch.float32) is pending_digests._on_host
 
 
 def training(device, path):
@@ -146,7 +146,7 @@ def test_a_device_that_fails_costs_the_block_and_not_the_program(tmp_path, monke
     run = shadowrun.record(tmp_path / "a.shadowrec")
     run.start()
     y = torch.ones(3).to("sim") + 1
-    monkeypatch.setattr(waiting_digests, "way_on", broken)
+    monkeypatch.setattr(pending_digests, "digest_method", broken)
     with pytest.warns(shadowrun.ShadowrunWarning, match="the device is gone"):
         run.stop()
     assert y.cpu().tolist() == [2, 2, 2]
@@ -182,7 +182,7 @@ import torch
 from shadowrun.recording.digest_kernel import digest_parts_by_kernel
 from shadowrun.recording.digest_operators import Parts, ROW, digest_parts
 from shadowrun.recording.number_formats import NUMBER_FORMATS, Encoding
-from shadowrun.recording.waiting_digests import _agree
+from shadowrun.recording.pending_digests import _agree
 from tests.recording.test_digests import random_bits
 
 parts = Parts(*np.array([(0, 5, 0), (ROW, ROW, 0), (2 * ROW, 36 * ROW - 3, 2 * ROW)]).T)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from shadowrun.settings import fits_operator, fits_platform
 from shadowrun.studies.campaign.root_causes import is_compiled
-from shadowrun.studies.ledger_file import PLAIN_NAME, NewLine
+from shadowrun.studies.known_issues_file import PLAIN_NAME, NewLine
 from shadowrun.studies.sweep.cases import Kind
 
 if TYPE_CHECKING:

@@ -89,7 +89,7 @@ def plan(request: SweepRequest) -> Plan:
     """
     if request.source is not None:
         # Imported here: torch takes seconds, and what else this module needs works without it.
-        from shadowrun.studies.sweep.recorded import read_calls
+        from shadowrun.studies.sweep.recorded_calls import read_calls
 
         calls = {key: texts[: request.samples] for key, texts in read_calls(request.source).items()}
         tasks = [Task(op, dtype, (Part.FORWARD,)) for op, dtype in calls if _fits(op, request.ops)]
@@ -195,7 +195,7 @@ def sweep(
 
 def _tasks_of_database(request: SweepRequest) -> Iterable[Task]:
     from shadowrun.studies.sweep import opinfo
-    from shadowrun.studies.sweep.programs import applies
+    from shadowrun.studies.sweep.case_programs import applies
 
     for name, info in opinfo.database().items():
         if not _fits(name, request.ops):
@@ -375,7 +375,7 @@ class SweepWork:
     def _result(self, task: Task, case: tuple[str, int, str], findings: list[CaseFinding]) -> None:
         part, sample, inputs = Part(case[0]), case[1], case[2]
         self._done[task].add((part, sample))
-        self._on_result(Case(task.operator, task.dtype, part, sample), CaseOutcome.of(findings, inputs))
+        self._on_result(Case(task.operator, task.dtype, part, sample), CaseOutcome.from_findings(findings, inputs))
 
     def _give_up(self, task: Task, part: Part, finding: CaseFinding) -> None:
         """Abandon a part for this start: each of its hundreds of samples could take the whole time limit."""

@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MEMORY_BYTES",
-    "Awaited",
-    "WaitingDigests",
+    "PendingDigest",
+    "PendingDigests",
+    "digest_method",
     "is_capturing",
     "packed",
     "positions_of_samples",
     "probe_again",
-    "way_on",
 ]
 
 Ints = npt.NDArray[np.int64]
@@ -75,7 +75,7 @@ class _Kind:
         self.empty = bytes(STATISTICS_BYTES), bytes(ladder), bytes(8 * len(self.positions)), bytes(ladder * n_rows)
 
 
-class Awaited:
+class PendingDigest:
     """A digest that is not known yet.
 
     Attributes:
@@ -108,12 +108,12 @@ class Awaited:
         return self.kind.empty
 
 
-def packed(digest: Packed | Awaited | None) -> Packed | None:
+def packed(digest: Packed | PendingDigest | None) -> Packed | None:
     """A digest, waited for if need be."""
-    return digest.get() if isinstance(digest, Awaited) else digest
+    return digest.get() if isinstance(digest, PendingDigest) else digest
 
 
-class WaitingDigests:
+class PendingDigests:
     """Collects digests. Not safe to use from several threads at once.
 
     Args:
@@ -125,7 +125,7 @@ class WaitingDigests:
         self._memories: dict[Any, _Memory] = {}
         self._kinds: dict[Any, _Kind] = {}
 
-    def add(self, t: torch.Tensor, n_ladders: int, n_leading: int, n_parts: int) -> Awaited:
+    def add(self, t: torch.Tensor, n_ladders: int, n_leading: int, n_parts: int) -> PendingDigest:
         """Have a tensor digested that lies on an accelerator and has no lazy parts.
 
         Args:
@@ -142,7 +142,7 @@ class WaitingDigests:
             kind = self._kinds[key] = _Kind(t, n_ladders, n_leading, n_parts)
         return self._memory(t).add(t, kind, self.settle)
 
-    def add_plain(self, t: torch.Tensor) -> Awaited | None:
+    def add_plain(self, t: torch.Tensor) -> PendingDigest | None:
         """The same for a tensor of a form that `add` has met, without rows; None for others."""
         kind = self._kinds.get((t.dtype, t.shape, t.stride(), 0, 1))
         return None if kind is None or t.is_neg() else self._memory(t).add(t, kind, self.settle)
@@ -202,7 +202,7 @@ class _Waiting:
     __slots__ = ("awaited", "digested", "found", "n_ladders", "parts")
 
     def __init__(self) -> None:
-        self.awaited: list[Awaited] = []
+        self.awaited: list[PendingDigest] = []
         self.n_ladders = 0
         self.parts: list[tuple[int, int, int, int, Ints]] = []
         self.digested: list[tuple[int, int]] = []
@@ -221,7 +221,7 @@ class _Memory:
         self._used = 0
         self._waiting: dict[torch.dtype, _Waiting] = {}
 
-    def add(self, t: torch.Tensor, kind: _Kind, settle: Callable[[], None]) -> Awaited:
+    def add(self, t: torch.Tensor, kind: _Kind, settle: Callable[[], None]) -> PendingDigest:
         form, dtype = kind.form, t.dtype
         waiting = self._waiting.get(dtype)
         if waiting is None:
@@ -237,7 +237,7 @@ class _Memory:
         if kind.n_rows:
             self._copy_rows(waiting, form, bits[: kind.n_rows], waiting.n_ladders + 1)
         waiting.n_ladders += 1 + kind.n_rows
-        awaited = Awaited(kind, settle)
+        awaited = PendingDigest(kind, settle)
         waiting.awaited.append(awaited)
         return awaited
 
@@ -285,7 +285,7 @@ class _Memory:
                 samples = np.concatenate(
                     [positions + (start - first) for start, _, first, _, positions in waiting.parts]
                 )
-                way, form = way_on(self._device.type, dtype), NUMBER_FORMATS[dtype]
+                way, form = digest_method(self._device.type, dtype), NUMBER_FORMATS[dtype]
                 waiting.found.append(way(self._views[form.ints], dtype, form, Parts(*columns), samples))
                 waiting.digested += zip(ladders.tolist(), columns[1].tolist(), strict=True)
                 waiting.parts = []
@@ -369,7 +369,7 @@ def _finish(form: NumberFormat, waiting: _Waiting, found: Sequence[Found]) -> No
 # -- how a device digests -----------------------------------------------------------------------------
 
 
-class _Way(Protocol):
+class _DigestMethod(Protocol):
     def __call__(
         self, memory: torch.Tensor, dtype: torch.dtype, form: NumberFormat, parts: Parts, samples: Ints, /
     ) -> Found: ...
@@ -391,7 +391,7 @@ def _warn_of_kernel(reason: str) -> None:
             )
 
 
-def _by_kernel(device_type: str) -> _Way:
+def _by_kernel(device_type: str) -> _DigestMethod:
     if device_type not in _WITH_TRITON or importlib.util.find_spec("triton") is None:
         return digest_parts
     # Only there: the import takes half a second.
@@ -419,7 +419,7 @@ def _probe(dtype: torch.dtype) -> tuple[torch.Tensor, Parts, Ints, Found]:
 
 
 @functools.cache
-def way_on(device_type: str, dtype: torch.dtype) -> _Way:
+def digest_method(device_type: str, dtype: torch.dtype) -> _DigestMethod:
     """The fastest way that digests numbers of a dtype on a device as the CPU does; the last one copies them there."""
     form, (memory, parts, samples, wanted) = NUMBER_FORMATS[dtype], _probe(dtype)
     for find in (_by_kernel, lambda _: digest_parts):
@@ -438,7 +438,7 @@ def way_on(device_type: str, dtype: torch.dtype) -> _Way:
 
 def probe_again() -> None:
     """Ask each device anew whether it digests as the CPU does: a flaw may have come since, as the simulated ones do."""
-    way_on.cache_clear()
+    digest_method.cache_clear()
 
 
 def _agree(found: Found, wanted: Found) -> bool:

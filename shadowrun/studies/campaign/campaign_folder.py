@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from shadowrun.studies.shards import Shard
 
-__all__ = ["CHUNK", "Folder", "Settings", "Status", "status", "status_document"]
+__all__ = ["CHUNK", "CampaignFolder", "CampaignSettings", "Status", "status", "status_document"]
 
 CHUNK: Final = 100
 """Recipes in a chunk. All processes of a campaign must have the same: a shard is every n-th chunk."""
@@ -44,7 +44,7 @@ _SUFFIX: Final = ".shadowcampaign"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class CampaignSettings:
     """What a campaign is.
 
     Attributes:
@@ -108,7 +108,7 @@ class Settings:
         }
 
 
-class Folder:
+class CampaignFolder:
     """A folder with a campaign.
 
     Args:
@@ -116,12 +116,12 @@ class Folder:
         settings: What it has.
     """
 
-    def __init__(self, path: Path, settings: Settings) -> None:
+    def __init__(self, path: Path, settings: CampaignSettings) -> None:
         self.path = path
         self.settings = settings
 
     @classmethod
-    def create(cls, path: Path, settings: Settings, programs: Path) -> Folder:
+    def create(cls, path: Path, settings: CampaignSettings, programs: Path) -> CampaignFolder:
         """Make a folder, or find the same campaign in it; a larger number of recipes extends it.
 
         Args:
@@ -157,7 +157,7 @@ class Folder:
         return folder
 
     @classmethod
-    def open(cls, path: Path) -> Folder:
+    def open(cls, path: Path) -> CampaignFolder:
         """Read a folder.
 
         Raises:
@@ -176,7 +176,7 @@ class Folder:
             if len(content) > _MAX_BYTES:
                 raise _damaged(file, "it is too large")
             found = json.loads(content)
-            settings = decode_facts(Settings, json.dumps(found))
+            settings = decode_facts(CampaignSettings, json.dumps(found))
             if found.get("format") != _FORMAT:
                 raise DataFileError(
                     f"{str(path)!r} is of a campaign in format {brief(found.get('format'))}, and this shadowrun reads "
@@ -308,7 +308,7 @@ def _unwritable(path: Path, error: OSError) -> DataFileError:
     )
 
 
-def _other(path: Path, was: Settings, now: Settings) -> DataFileError:
+def _other(path: Path, was: CampaignSettings, now: CampaignSettings) -> DataFileError:
     names = ("targets", "ref", "seed", "mutators", "compile", "flaws", "programs", "torch", "simulated")
     differs = next((n for n in names if getattr(was, n) != getattr(now, n)), "format")
     return DataFileError(
@@ -342,7 +342,7 @@ class Status:
     empty: tuple[str, ...] = ()
 
 
-def status(folder: Folder) -> Status:
+def status(folder: CampaignFolder) -> Status:
     """Read the shards.
 
     Raises:
@@ -367,7 +367,7 @@ def status(folder: Folder) -> Status:
     return Status(len(settled), dict(counts), wall_s, cpu_s, tuple(shards), empty)
 
 
-def status_document(folder: Folder, now: Status, note: str = "") -> Document:
+def status_document(folder: CampaignFolder, now: Status, note: str = "") -> Document:
     """The status as a document.
 
     Args:

@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from shadowrun.intercept import backward_shapes, sequence_lengths
-from shadowrun.intercept.argument_looks import is_inside, overlaps_itself, tensors
+from shadowrun.intercept.argument_checks import is_inside, overlaps_itself, tensors
 from shadowrun.intercept.torchapi import as_in_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shadowrun.intercept.argument_looks import Given, Look
+    from shadowrun.intercept.argument_checks import ArgumentCheck, NamedArguments
 
-__all__ = ["has_places", "why_out_of_bounds"]
+__all__ = ["has_bounds_check", "why_out_of_bounds"]
 
 
-def has_places(name: str) -> bool:
+def has_bounds_check(name: str) -> bool:
     """Whether an operator such as ``aten::embedding_dense_backward`` is of a family that is looked at."""
-    return bool(_looks(name))
+    return bool(_checks_of(name))
 
 
-def why_out_of_bounds(name: str, given: Given) -> str:
+def why_out_of_bounds(name: str, given: NamedArguments) -> str:
     """Why a call would read or write outside of its tensors; empty where nothing is known against it.
 
     Args:
@@ -39,7 +39,7 @@ def why_out_of_bounds(name: str, given: Given) -> str:
     """
     try:
         with as_in_handler():  # a comparison must not see these operators
-            return next((why for look in _looks(name) for why in look(given)), "")
+            return next((why for check in _checks_of(name) for why in check(given)), "")
     except MemoryError:
         raise
     except Exception as error:  # complex numbers as indices, sizes below 0
@@ -47,15 +47,15 @@ def why_out_of_bounds(name: str, given: Given) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _looks(name: str) -> tuple[Look, ...]:
+def _checks_of(name: str) -> tuple[ArgumentCheck, ...]:
     space, _, base = name.partition("::")
     if space != "aten":
         return ()
     families = (*_FAMILIES.items(), *sequence_lengths.FAMILIES.items())
-    looks = [look for pattern, look in families if re.fullmatch(pattern, base)]
+    checks = [check for pattern, check in families if re.fullmatch(pattern, base)]
     if backward_shapes.has_forward(base):
-        looks.append(functools.partial(backward_shapes.unlike_forward, base))
-    return tuple(looks)
+        checks.append(functools.partial(backward_shapes.unlike_forward, base))
+    return tuple(checks)
 
 
 def _is_dense(t: torch.Tensor) -> bool:
@@ -64,7 +64,7 @@ def _is_dense(t: torch.Tensor) -> bool:
     return t.is_contiguous() or (t.dim() in formats and t.is_contiguous(memory_format=formats[t.dim()]))
 
 
-def _transform(given: Given) -> Iterator[str]:
+def _transform(given: NamedArguments) -> Iterator[str]:
     x, dims = given.get("self"), given.get("dim")
     if isinstance(x, torch.Tensor) and dims is not None:
         dims = list(dims) if isinstance(dims, (list, tuple)) else [dims]
@@ -72,7 +72,7 @@ def _transform(given: Given) -> Iterator[str]:
             yield "dim is none of the tensor's"
 
 
-def _embedding(given: Given) -> Iterator[str]:
+def _embedding(given: NamedArguments) -> Iterator[str]:
     indices, n = given.get("indices"), given.get("num_weights")
     if isinstance(indices, torch.Tensor) and type(n) is int and not is_inside(indices, 0, n):
         yield "indices has some that are not below num_weights"
@@ -83,7 +83,7 @@ _PER_CHANNEL: Final = ("weight", "bias", "running_mean", "running_var")
 _SAVED: Final = ("save_mean", "save_invstd", "save_var")
 
 
-def _batch_norm(given: Given) -> Iterator[str]:
+def _batch_norm(given: NamedArguments) -> Iterator[str]:
     x = given.get("input", given.get("self"))
     if not isinstance(x, torch.Tensor):
         return
@@ -102,10 +102,10 @@ def _batch_norm(given: Given) -> Iterator[str]:
         yield "it evaluates without running statistics"
 
 
-def _pooled(n_dims: int, *, back: bool) -> Look:
+def _pooled(n_dims: int, *, back: bool) -> ArgumentCheck:
     """Pooling that gives the place of each maximum, and what undoes it."""
 
-    def look(given: Given) -> Iterator[str]:
+    def check(given: NamedArguments) -> Iterator[str]:
         found = tensors(given, "grad_output" if back else "self", "indices")
         whole = given.get("self")
         plane = given.get("output_size")
@@ -127,7 +127,7 @@ def _pooled(n_dims: int, *, back: bool) -> Look:
         elif back and isinstance(whole, torch.Tensor) and whole.shape[:-n_dims] != pooled.shape[:-n_dims]:
             yield "its tensors have other numbers of planes"
 
-    return look
+    return check
 
 
 # How many sizes an argument may have, besides one for each dimension.
@@ -142,26 +142,26 @@ def _has_sizes(n_dims: int) -> Callable[[tuple[str, Any]], bool]:
     return fits
 
 
-def _same_shape(*names: str) -> Look:
-    def look(given: Given) -> Iterator[str]:
+def _same_shape(*names: str) -> ArgumentCheck:
+    def check(given: NamedArguments) -> Iterator[str]:
         found = tensors(given, *names)
         if found and len({t.shape for t in found}) > 1:
             yield f"{' and '.join(names)} have other shapes"
 
-    return look
+    return check
 
 
-def _padded(n_dims: int) -> Look:
-    def look(given: Given) -> Iterator[str]:
+def _padded(n_dims: int) -> ArgumentCheck:
+    def check(given: NamedArguments) -> Iterator[str]:
         padding = given.get("padding")
         if padding is not None and (not isinstance(padding, (list, tuple)) or len(padding) != 2 * n_dims):
             yield f"padding has not {2 * n_dims} numbers"
 
-    return look
+    return check
 
 
-def _planes(n_dims: int) -> Look:
-    def look(given: Given) -> Iterator[str]:
+def _planes(n_dims: int) -> ArgumentCheck:
+    def check(given: NamedArguments) -> Iterator[str]:
         found = tensors(given, "grad_output", "self")
         if found:
             grad, x = found
@@ -170,10 +170,10 @@ def _planes(n_dims: int) -> Look:
             elif 0 in x.shape[-n_dims:]:
                 yield "self has planes of nothing"
 
-    return look
+    return check
 
 
-def _weight_norm(given: Given) -> Iterator[str]:
+def _weight_norm(given: NamedArguments) -> Iterator[str]:
     found, dim = tensors(given, "v", "g"), given.get("dim", 0)
     if found and type(dim) is int:
         v, g = found
@@ -182,13 +182,13 @@ def _weight_norm(given: Given) -> Iterator[str]:
             yield "g has not one value for each row of v"
 
 
-def _pairs(given: Given) -> Iterator[str]:
+def _pairs(given: NamedArguments) -> Iterator[str]:
     x = given.get("self")
     if isinstance(x, torch.Tensor) and (x.dim() != 2 or not x.shape[0]):
         yield "self is no table"
 
 
-def _unfolded(given: Given) -> Iterator[str]:
+def _unfolded(given: NamedArguments) -> Iterator[str]:
     grad, whole = given.get("grad_in"), given.get("input_sizes")
     dim, size, step = (given.get(name) for name in ("dim", "size", "step"))
     if not isinstance(grad, torch.Tensor) or not isinstance(whole, (list, tuple)):
@@ -204,7 +204,7 @@ def _unfolded(given: Given) -> Iterator[str]:
         yield "grad_in has another shape than the windows"
 
 
-def _packed_product(given: Given) -> Iterator[str]:
+def _packed_product(given: NamedArguments) -> Iterator[str]:
     found, scales = tensors(given, "self", "mat2"), given.get("scales", given.get("qScaleAndZeros"))
     if not found or not isinstance(scales, torch.Tensor):
         return
@@ -221,7 +221,7 @@ def _packed_product(given: Given) -> Iterator[str]:
 _STATES: Final = ("grads", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "momentum_buffer_list", "state_sums")
 
 
-def _optimizer(given: Given) -> Iterator[str]:
+def _optimizer(given: NamedArguments) -> Iterator[str]:
     parameters = given.get("self")
     if not isinstance(parameters, (list, tuple)):
         return
@@ -244,7 +244,7 @@ def _optimizer(given: Given) -> Iterator[str]:
                 return
 
 
-def _group_norm(given: Given) -> Iterator[str]:
+def _group_norm(given: NamedArguments) -> Iterator[str]:
     sizes = [given.get(name) for name in ("N", "C", "HxW", "group")]
     x = given.get("input")
     known = [n for n in sizes if type(n) is int and n >= 0]
@@ -261,8 +261,8 @@ def _group_norm(given: Given) -> Iterator[str]:
             yield f"{name} has not {numel} elements"
 
 
-def _pivots(factor: str, pivots: str) -> Look:
-    def look(given: Given) -> Iterator[str]:
+def _pivots(factor: str, pivots: str) -> ArgumentCheck:
+    def check(given: NamedArguments) -> Iterator[str]:
         found = tensors(given, factor, pivots)
         if not found or given.get("unpack_pivots") is False:
             return
@@ -272,10 +272,10 @@ def _pivots(factor: str, pivots: str) -> Look:
         elif not is_inside(p.abs(), 1, lu.shape[-2] + 1):
             yield f"{pivots} has some that are no row"
 
-    return look
+    return check
 
 
-def _bags(given: Given) -> Iterator[str]:
+def _bags(given: NamedArguments) -> Iterator[str]:
     found = tensors(given, "weight", "indices", "offsets")
     if not found:
         return
@@ -298,7 +298,7 @@ def _bags(given: Given) -> Iterator[str]:
         yield "mode is none"
 
 
-def _bags_backward(given: Given) -> Iterator[str]:
+def _bags_backward(given: NamedArguments) -> Iterator[str]:
     found = tensors(given, "grad", "indices", "offset2bag")
     if not found:
         return
@@ -335,7 +335,7 @@ def _bags_backward(given: Given) -> Iterator[str]:
         yield "offsets are not those of the bags"
 
 
-def _reduced_backward(given: Given) -> Iterator[str]:
+def _reduced_backward(given: NamedArguments) -> Iterator[str]:
     found = tensors(given, "grad_out", "weight", "arg_out")
     x = given.get("self")
     if found and isinstance(x, torch.Tensor) and x.layout is torch.sparse_csr:
@@ -348,7 +348,7 @@ def _reduced_backward(given: Given) -> Iterator[str]:
             yield "arg_out has some that are no value of self"
 
 
-def _resized(given: Given) -> Iterator[str]:
+def _resized(given: NamedArguments) -> Iterator[str]:
     x, size, scales = given.get("input", given.get("self")), given.get("output_size"), given.get("scale_factors")
     whole = given.get("input_size", x.shape if isinstance(x, torch.Tensor) else None)
     if scales is not None or not isinstance(size, (list, tuple)) or not isinstance(whole, (list, tuple)):
@@ -360,7 +360,7 @@ def _resized(given: Given) -> Iterator[str]:
             yield f"{name} is not that of its sizes"
 
 
-def _sampled(given: Given) -> Iterator[str]:
+def _sampled(given: NamedArguments) -> Iterator[str]:
     found = tensors(given, "self", "grid", "grad_output")
     if found:
         x, grid, grad = found
@@ -369,7 +369,7 @@ def _sampled(given: Given) -> Iterator[str]:
             yield "grad_output has another shape than what is sampled"
 
 
-def _points(given: Given) -> Iterator[str]:
+def _points(given: NamedArguments) -> Iterator[str]:
     grid = given.get("grid")
     # NaN becomes the smallest integer, and the backward pass writes there.
     if isinstance(grid, torch.Tensor) and not grid.is_meta and not bool((grid.abs() < _MAX_POINT).all()):
@@ -379,7 +379,7 @@ def _points(given: Given) -> Iterator[str]:
 _MAX_POINT: Final = 1e6
 
 
-def _classes(given: Given) -> Iterator[str]:
+def _classes(given: NamedArguments) -> Iterator[str]:
     found = tensors(given, "self", "target")
     if found and found[0].dim() > 0:
         scores, target = found
@@ -390,13 +390,13 @@ def _classes(given: Given) -> Iterator[str]:
             yield "target has some that are no class"
 
 
-def _dense(given: Given) -> Iterator[str]:
+def _dense(given: NamedArguments) -> Iterator[str]:
     for name, value in given.items():
         if isinstance(value, torch.Tensor) and overlaps_itself(value):
             yield f"elements of {name} lie in the same place, where the kernel reads as many as there are"
 
 
-def _rows(given: Given) -> Iterator[str]:
+def _rows(given: NamedArguments) -> Iterator[str]:
     # Masks are expanded in each model; the kernel has strides for these, and for all dimensions but the last.
     for name in ("query", "key", "value", "out"):
         t = given.get(name)
@@ -404,7 +404,7 @@ def _rows(given: Given) -> Iterator[str]:
             yield f"elements of a row of {name} lie in the same place, where the kernel reads as many as there are"
 
 
-def _chunks(given: Given) -> Iterator[str]:
+def _chunks(given: NamedArguments) -> Iterator[str]:
     tensors, dim = given.get("tensors"), given.get("dim", 0)
     if not isinstance(tensors, (list, tuple)) or type(dim) is not int:
         return
@@ -412,14 +412,14 @@ def _chunks(given: Given) -> Iterator[str]:
         yield "dim is none of each tensor's"
 
 
-def _grouped(given: Given) -> Iterator[str]:
+def _grouped(given: NamedArguments) -> Iterator[str]:
     for name in ("scale_a", "recipe_a", "scale_b", "recipe_b"):
         if isinstance(given.get(name), (list, tuple)) and not given[name]:
             yield f"{name} is empty"
 
 
 # By a pattern of names without namespace and overload.
-_FAMILIES: Final[dict[str, Look]] = {
+_FAMILIES: Final[dict[str, ArgumentCheck]] = {
     "_fft_(c2c|c2r|r2c)": _transform,
     "embedding_dense_backward": _embedding,
     r"\w*batch_norm\w*": _batch_norm,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadowrun.numerics.ladder import MANTISSA, factors, keys, ladder, mantissa_of, remaining_precision
+from shadowrun.numerics.hash_ladder import MANTISSA, factors, keys, ladder, mantissa_of, remaining_precision
 
 WIDTH = {"float64": 64, "float32": 32, "float16": 16, "bfloat16": 16, "float8_e4m3fn": 8, "float8_e5m2": 8}
 

@@ -18,7 +18,7 @@ from shadowrun.errors import DataFileError
 from shadowrun.native import core
 from shadowrun.store import DataFile
 from shadowrun.store.packed_rows import PackedRows
-from shadowrun.store.pending import PendingRows, PythonRows, Rows, unpacked
+from shadowrun.store.write_buffer import PendingRows, PythonRows, Rows, unpacked
 from shadowrun.types import Phase, RunInfo, Verdict
 from shadowrun.types import Status as S
 
@@ -275,7 +275,7 @@ def data():
 
 def filled(kind, connection, monkeypatch, drift=(-1.0, 0.5)):
     """A `PendingRows` of three calls, of whose tables nothing waits."""
-    monkeypatch.setattr("shadowrun.store.pending.Rows", kind)
+    monkeypatch.setattr("shadowrun.store.write_buffer.Rows", kind)
     pending = PendingRows()
     pending.context("aten::mm", "", (), "", "", Phase.FORWARD, "", "cpu")
     pending.verdict(Verdict(S.MATCH), "")
@@ -319,7 +319,7 @@ def test_no_statement_numbers_its_placeholders():
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
-    assert "?" in "".join(text for name, text in texts if name == "pending.py")
+    assert "?" in "".join(text for name, text in texts if name == "write_buffer.py")
     assert [found for found in texts if re.search(r"\?\d", found[1])] == []
 
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from shadowrun.analysis.known_issues import KnownIssues
     from shadowrun.types import Phase
 
-__all__ = ["Place", "find_places"]
+__all__ = ["FindingOrigin", "find_origins"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FindingOrigin:
     """Calls of a finding with the same origin and inputs.
 
     Attributes:
@@ -45,9 +45,9 @@ class Place:
     key: tuple[int, int]
 
 
-def find_places(
+def find_origins(
     table: CallGroups, findings: Iterable[Finding], ledger: KnownIssues | None = None
-) -> Mapping[int, tuple[Place, ...]]:
+) -> Mapping[int, tuple[FindingOrigin, ...]]:
     """Number of each finding to its places, in the order of their first call."""
     by_key, slow = {}, {}
     for finding in findings:
@@ -58,7 +58,7 @@ def find_places(
             # calls.
             explanation = without_numbers(finding.explanation)
             by_key[finding.kind, finding.op, finding.cause, explanation, finding.known] = finding.number
-    found: dict[int, list[Place]] = defaultdict(list)
+    found: dict[int, list[FindingOrigin]] = defaultdict(list)
     for row in table.rows:
         key = finding_key(row, ledger)
         if key in by_key:
@@ -69,9 +69,9 @@ def find_places(
     return {number: tuple(places) for number, places in found.items()}
 
 
-def _place(row: Row) -> Place:
+def _place(row: Row) -> FindingOrigin:
     context, group = row.context, row.group
-    return Place(
+    return FindingOrigin(
         context.module,
         context.phase,
         context.site,

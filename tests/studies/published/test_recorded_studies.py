@@ -11,7 +11,7 @@ from shadowrun.cli.main import main
 from shadowrun.report.document import ISSUE_FORMATS, RENDERERS, render
 from shadowrun.studies.grid import RECORDED, Cell
 from shadowrun.studies.published import programs
-from shadowrun.studies.published.recorded import read_study
+from shadowrun.studies.published.recorded_studies import read_study
 from shadowrun.studies.published.tables import TABLES, study_document
 
 IMAGE = programs._image
