@@ -9,7 +9,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["ArgumentCheck", "NamedArguments", "is_inside", "overlaps_itself", "tensors"]
+__all__ = ["ArgumentCheck", "NamedArguments", "is_inside", "overlaps_itself", "shared_result", "tensors"]
 
 NamedArguments: TypeAlias = "Mapping[str, Any]"
 """Arguments by name; None for what is not known yet."""
@@ -41,3 +41,36 @@ def overlaps_itself(t: torch.Tensor) -> bool:
             return True
         reach += stride * (n - 1)
     return False
+
+
+def shared_result(given: NamedArguments, results: frozenset[str]) -> str:
+    """Why results that a call is given (``out=``) may take away the checks of its inputs; empty where they may not.
+
+    Kernels look at indices before they write, and read them again afterwards. A result that is resized grows into what
+    lies behind it in its memory, so all of that memory counts.
+
+    Args:
+        given: Arguments by name.
+        results: Names of those that are results.
+    """
+    by_name = [(name, t) for name, value in given.items() for t in _dense_ones(value)]
+    for name, out in by_name:
+        for other, t in by_name if name in results else ():
+            if t is out and other == name:
+                continue
+            # A sum is often written to its first term: no number of it is a place.
+            holds_places = other in results or not (t.is_floating_point() or t.is_complex())
+            is_same = _place(t) == _place(out) and not holds_places
+            if not is_same and t.untyped_storage().data_ptr() == out.untyped_storage().data_ptr() != 0:
+                return f"{name}, which it writes, shares memory with {other}"
+    return ""
+
+
+def _place(t: torch.Tensor) -> tuple[Any, ...]:
+    return t.dtype, t.data_ptr(), t.shape, t.stride()
+
+
+def _dense_ones(value: Any) -> Iterator[torch.Tensor]:
+    for v in value if isinstance(value, (list, tuple)) else (value,):
+        if type(v) in (torch.Tensor, torch.nn.Parameter) and v.layout is torch.strided and not v.is_meta:
+            yield v

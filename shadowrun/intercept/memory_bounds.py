@@ -70,6 +70,11 @@ def _transform(given: NamedArguments) -> Iterator[str]:
         dims = list(dims) if isinstance(dims, (list, tuple)) else [dims]
         if len(set(dims)) < len(dims) or not all(type(d) is int and 0 <= d < x.dim() for d in dims):
             yield "dim is none of the tensor's"
+            return
+    size = given.get("last_dim_size")
+    # Its kernel takes any whose half fits either way, and then transforms more than the result has room for.
+    if isinstance(x, torch.Tensor) and dims and type(size) is int and x.shape[dims[-1]] != size // 2 + 1:
+        yield "last_dim_size is not that of its spectrum"
 
 
 def _embedding(given: NamedArguments) -> Iterator[str]:

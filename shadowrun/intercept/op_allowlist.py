@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shadowrun.intercept.argument_checks import overlaps_itself
+from shadowrun.intercept.argument_checks import overlaps_itself, shared_result
 from shadowrun.intercept.internal_operators import is_for_kernels_only
 from shadowrun.intercept.memory_bounds import has_bounds_check, why_out_of_bounds
 from shadowrun.intercept.plan import Action, make_plan
@@ -297,11 +297,21 @@ def check_arguments(func: torch._ops.OpOverload, args: Any, kwargs: Any, *, chec
                 raise Refused(f"{argument.name} is a number of {one.bit_length()} bits")
             if isinstance(one, torch.Tensor) and writes and argument.is_write and overlaps_itself(one):
                 raise Refused(f"elements of {argument.name}, which it writes, lie in the same place")
+    results = _results(func)
+    if results and (why := shared_result(_as_taken(declared, args, kwargs), results)):
+        raise Refused(why)
     if has_bounds_check(schema_of(func).name) and (
         why := why_out_of_bounds(schema_of(func).name, _as_taken(declared, args, kwargs))
     ):
         raise Refused(why)
     _check_size(func, args, kwargs)
+
+
+@functools.lru_cache(maxsize=4096)
+def _results(func: torch._ops.OpOverload) -> frozenset[str]:
+    """Arguments that are results (``out=``), of an operator that may take what its other arguments hold for places."""
+    is_elementwise = torch.Tag.pointwise in func.tags
+    return frozenset(a.name for a in schema_of(func).arguments if a.is_out and not is_elementwise)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -2,7 +2,8 @@
 
 python -m tests.untrusted.guarded_calls SEED SECONDS [PART PARTS], with the library preloaded.
 
-A process for many calls: where one ends it, the next goes on behind that call. Prints the operators that did.
+A process for many calls: where one ends it, the next goes on behind that call. Prints the operators that did,
+and how many calls were taken and made.
 """
 
 from __future__ import annotations
@@ -209,8 +210,9 @@ def make(calls, seed, n, page, until):
     """Make calls from number `n` on; ends with the process."""
     library = ctypes.CDLL(os.environ["LD_PRELOAD"])
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY, MAX_MEMORY))
+    (taken,) = struct.unpack("q", page[8:])
     while time.monotonic() < until:
-        page[:8] = struct.pack("q", n)
+        page[:] = struct.pack("qq", n, taken)
         signal.alarm(20)  # a number of a file may ask for any time
         func, args, kwargs = call_of(random.Random(f"{seed} {n}"), calls)
         n += 1
@@ -219,6 +221,7 @@ def make(calls, seed, n, page, until):
             check_call(func, args, kwargs, stand_in=own)
         except (Refused, MemoryError):
             continue
+        taken += 1
         library.guard_set(1 + n % 2)  # a page behind each tensor, or before
         try:
             with torch.no_grad():
@@ -242,7 +245,7 @@ def main(seed, seconds, part=0, parts=1):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     calls, ended, n = samples(part, parts), [], 0
-    page, until = mmap.mmap(-1, 8), time.monotonic() + seconds
+    page, until = mmap.mmap(-1, 16), time.monotonic() + seconds
     while time.monotonic() < until:
         pid = os.fork()
         if not pid:
@@ -253,7 +256,7 @@ def main(seed, seconds, part=0, parts=1):
             func, args, _ = call_of(random.Random(f"{seed} {n - 1}"), calls)
             shown = [_shown(v) for v in tree_leaves(args)]
             ended.append([func.name(), os.WTERMSIG(status), shown])
-    print(json.dumps({"made": n, "ended": ended}))
+    print(json.dumps({"made": n, "taken": struct.unpack("q", page[8:])[0], "ended": ended}))
 
 
 if __name__ == "__main__":

@@ -83,6 +83,7 @@ WILD = {
     "a dimension far outside": ("aten::_fft_c2c", (X.to(torch.complex64), [-(1 << 31)], 0, True), {}),
     "a dimension just outside": ("aten::_fft_r2c", (X, [2], 0, True), {}),
     "a dimension from the end": ("aten::_fft_c2r", (X.to(torch.complex64), [-1], 0, 10), {}),
+    "a spectrum of another size": ("aten::_fft_c2r", (torch.ones(5, 6, 4) + 0j, [2], 0, 3), {}),
     "a dimension twice": ("aten::_fft_c2c.out", (X.to(torch.complex64), [1, 1], 0, True), {"out": X}),
     "an index": ("aten::embedding_dense_backward", (X, torch.tensor([1, 7]), 3, -1, True), {}),
     "an index below 0": ("aten::embedding_dense_backward", (X, torch.tensor([1, -7]), 3, -1, True), {}),
@@ -98,6 +99,26 @@ def test_arguments_that_lead_outside_of_memory(what):
     name, args, kwargs = WILD[what]
     with pytest.raises(Refused):
         check_arguments(operator_named(name), args, kwargs)
+
+
+def test_results_take_no_place_that_was_looked_at():
+    """Found beside guard pages: `searchsorted` looks at its sorter, writes its result there, and goes by it again."""
+    order, rows, half = torch.arange(6), torch.ones(2, dtype=torch.int32), torch.ones(6)
+    refused = {
+        "aten::searchsorted.Tensor_out": ((X[0], X[0]), {"sorter": order, "out": order}),
+        "aten::linalg_lu_solve.out": ((X[:, :2], rows, X[:, :2]), {"out": rows.view(torch.float32)}),
+        "aten::sort.values": ((X,), {"values": half, "indices": half.view(torch.int32)}),
+    }
+    for name, (args, kwargs) in refused.items():
+        with pytest.raises(Refused, match="shares memory with"):
+            check_arguments(operator_named(name), args, kwargs)
+    whole = torch.arange(8)
+    with pytest.raises(Refused, match="shares memory with sorter"):  # it grows into what lies behind it
+        given = {"sorter": whole[2:], "out": whole[:0]}
+        check_arguments(operator_named("aten::searchsorted.Tensor_out"), (X[0], X[0]), given)
+    square = torch.ones(2, 2)
+    check_arguments(operator_named("aten::addmm.out"), (square, square.clone(), square.clone()), {"out": square})
+    check_arguments(operator_named("aten::mul.out"), (order, order), {"out": order})
 
 
 PLANES, FAR = torch.ones(1, 2, 8, 8), torch.full((1, 2, 8, 8), 10**6)
@@ -134,6 +155,8 @@ def test_arguments_that_stay_within():
     x = X.to(torch.complex64)
     check_arguments(operator_named("aten::_fft_c2c"), (x, [1, 0], 0, True), {})
     check_arguments(operator_named("aten::_fft_c2c"), (None, [1], 0, True), {})  # of a graph: computed later
+    for size in (10, 11):
+        check_arguments(operator_named("aten::_fft_c2r"), (x, [0, 1], 0, size), {})
     check_arguments(operator_named("aten::embedding_dense_backward"), (X, torch.tensor([1, 2]), 3, -1, True), {})
     check_arguments(operator_named("aten::add_.Tensor"), (torch.ones(3, 8)[::2, ::2].t(), 1), {})
     check_arguments(operator_named("aten::unsqueeze_"), (torch.ones(1).expand(6), 0), {})
