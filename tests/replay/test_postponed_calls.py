@@ -154,3 +154,26 @@ def test_a_part_that_would_exceed_the_time_by_far_waits_for_the_next_step(monkey
     # A first part is assumed to take 2 ms; after one of 4 ms each part has a step of its own for a while.
     assert steps[:4] == [1.0, 4.0, 1.0, 1.0]
     assert ended == ["examined"]
+
+
+def test_the_last_part_of_a_call_is_as_long_as_that_of_the_call_before(monkeypatch):
+    """A dozen short parts come before the one that names the cause: they say nothing about its length."""
+    clock = [0.0]
+
+    def parts(_):
+        for took in (*[0.1] * 14, 4.0):
+            clock[0] += took * 1e6
+            yield
+        return "examined"
+
+    monkeypatch.setattr(module.time, "perf_counter_ns", lambda: clock[0])
+    monkeypatch.setattr(module, "_copied", lambda case: case)
+    monkeypatch.setattr(module, "_tensors", lambda _: [])
+    held, steps = PostponedCalls(lambda: True, lambda: None), []
+    for _ in range(2):
+        held.add(None, parts, lambda *_: None)
+    while held:
+        before = clock[0]
+        held.judge_for(4e6)
+        steps.append(round((clock[0] - before) / 1e6, 1))
+    assert steps[:3] == [5.4, 1.3, 4.1]
