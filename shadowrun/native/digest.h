@@ -29,8 +29,8 @@ void sr_sum_counts(SrValues *v, const double *numbers, double normal); /* after 
 double sr_norm(const SrValues *v, const unsigned char *at, size_t n, sr_number number, int width);
 
 /* digest_ladder.c: both at once, in one pass over whole blocks, of which there is one at least. Values are added if all
- * elements are finite, but zeros and subnormal numbers are not counted: it says what is left to do. */
-typedef enum { SR_NOT_FINITE, SR_FINITE, SR_SMALL /* finite, some of them zero or subnormal */ } sr_left;
+ * elements are finite; it says what is left to do. */
+typedef enum { SR_NOT_FINITE, SR_FINITE, SR_SMALL /* finite, and zeros and subnormal numbers are yet to be counted */ } sr_left;
 typedef sr_left (*sr_add_both)(
     const unsigned char *at, size_t n_blocks, const uint64_t *keys, uint64_t *planes, SrValues *values);
 sr_add_both sr_both_function(sr_number number, int width, sr_instructions instructions); /* or NULL */

@@ -242,6 +242,11 @@ AVX2 static inline void ladder_multiply_avx2(
     }
 }
 
+/* The keys of two blocks of 32 bits, each in both 64-bit parts of its half. */
+AVX2 static inline __m256i ladder_load_keys_avx2(const uint64_t *keys) {
+    return _mm256_permute4x64_epi64(_mm256_castsi128_si256(_mm_loadu_si128((const void *)keys)), 0x50);
+}
+
 #define LADDER_PLANES_AVX2(width)                                                                                      \
     AVX2 static void ladder_planes_##width##_avx2(                                                                     \
         const unsigned char *at, size_t n_blocks, const uint64_t *keys, uint64_t *planes) {                            \
@@ -261,7 +266,7 @@ AVX2 static inline void ladder_multiply_avx2(
                 n_blocks -= n_blocks < EACH ? n_blocks : EACH;                                                         \
                 ladder_load_##width##_avx2(from, words[n]);                                                            \
                 ladder_transpose_avx2(words[n]);                                                                       \
-                low[n] = width == 32 ? _mm256_permute4x64_epi64(_mm256_castsi128_si256(_mm_loadu_si128((const void *)by)), 0x50) \
+                low[n] = width == 32 ? ladder_load_keys_avx2(by)                                                       \
                                      : _mm256_loadu_si256((const void *)by);                                           \
                 high[n] = _mm256_shuffle_epi32(low[n], 0xF5);                                                          \
             }                                                                                                          \
@@ -271,6 +276,107 @@ AVX2 static inline void ladder_multiply_avx2(
 
 LADDER_PLANES_AVX2(16)
 LADDER_PLANES_AVX2(32)
+
+/* Range and squares of float32: the square of one is exact in float64, so that a fused multiply-add rounds as two operations. */
+typedef struct {
+    __m256 low, high;
+    __m256d squares[4];
+} LadderRange;
+
+#define AVX2_FMA __attribute__((target("avx2,fma")))
+
+AVX2_FMA static inline void ladder_add_range_avx2(LadderRange *range, const unsigned char *at, int n_bytes) {
+    for (int i = 0; i < n_bytes; i += 64) {
+        __m256 a = _mm256_loadu_ps((const void *)(at + i)), b = _mm256_loadu_ps((const void *)(at + i + 32));
+        range->low = _mm256_min_ps(range->low, _mm256_min_ps(a, b));
+        range->high = _mm256_max_ps(range->high, _mm256_max_ps(a, b));
+        for (int k = 0; k < 4; k++) {
+            __m256d x = _mm256_cvtps_pd(_mm_loadu_ps((const void *)(at + i + 16 * k)));
+            range->squares[k] = _mm256_fmadd_pd(x, x, range->squares[k]);
+        }
+    }
+}
+
+typedef struct {
+    uint64_t n_zero, n_neg_zero, n_subnormal;
+} LadderSmall;
+
+/* Zeros and subnormal numbers of a group, from its bit planes: a bit of a word is that plane of one element. */
+AVX2 static inline void ladder_count_small_avx2(const __m256i *words, size_t n_blocks, LadderSmall *found) {
+    __m256i lower = words[0];
+    for (int p = 1; p < 7; p++) {
+        lower = _mm256_or_si256(lower, words[p]);
+    }
+    /* The exponent is planes 23 to 30: the third word of the last register, and the fourth of the others. */
+    __m256i exponents = _mm256_or_si256(lower, _mm256_shuffle_epi32(words[7], 0xA4));
+    __m256i are_normal = _mm256_cmpeq_epi32(exponents, _mm256_set1_epi32(-1));
+    if ((_mm256_movemask_ps(_mm256_castsi256_ps(are_normal)) & 0x88) == 0x88) {
+        return;
+    }
+    uint32_t others[8], last[8];
+    _mm256_storeu_si256((void *)others, lower);
+    _mm256_storeu_si256((void *)last, words[7]);
+    for (size_t i = 0; i < 4 * n_blocks; i += 4) {
+        uint32_t small = ~(others[i + 3] | last[i + 2]), sign = last[i + 3];
+        uint32_t mantissa = others[i] | others[i + 1] | others[i + 2] | last[i] | last[i + 1];
+        found->n_zero += (uint64_t)__builtin_popcount(small & ~mantissa & ~sign);
+        found->n_neg_zero += (uint64_t)__builtin_popcount(small & ~mantissa & sign);
+        found->n_subnormal += (uint64_t)__builtin_popcount(small & mantissa);
+    }
+}
+
+AVX2_FMA static sr_left ladder_both_32_avx2(
+    const unsigned char *at, size_t n_blocks, const uint64_t *keys, uint64_t *planes, SrValues *values) {
+    enum { BLOCK = 4 * SR_LANES };
+    __m256i words[LADDER_GROUPS][8], low[LADDER_GROUPS], high[LADDER_GROUPS];
+    LadderRange range = {.low = _mm256_set1_ps(INFINITY), .high = _mm256_set1_ps(-INFINITY)};
+    LadderSmall small = {0};
+    size_t n_left = n_blocks;
+    while (n_left) {
+        size_t n = 0;
+        for (; n < LADDER_GROUPS && n_left > 1; n++, n_left -= 2, at += 2 * BLOCK, keys += 2) {
+            ladder_load_32_avx2(at, words[n]);
+            ladder_add_range_avx2(&range, at, 2 * BLOCK);
+            ladder_transpose_avx2(words[n]);
+            ladder_count_small_avx2(words[n], 2, &small);
+            low[n] = ladder_load_keys_avx2(keys);
+            high[n] = _mm256_shuffle_epi32(low[n], 0xF5);
+        }
+        if (n < LADDER_GROUPS && n_left == 1) {
+            unsigned char last[2 * BLOCK] = {0};
+            uint64_t last_keys[2] = {*keys, 0};
+            ladder_load_32_avx2(memcpy(last, at, BLOCK), words[n]);
+            ladder_add_range_avx2(&range, at, BLOCK);
+            ladder_transpose_avx2(words[n]);
+            ladder_count_small_avx2(words[n], 1, &small);
+            low[n] = ladder_load_keys_avx2(last_keys);
+            high[n] = _mm256_shuffle_epi32(low[n], 0xF5);
+            n++, n_left--;
+        }
+        ladder_multiply_avx2(words, low, high, n, 32, planes);
+    }
+    double lanes[16], sum = 0;
+    float lowest[8], highest[8];
+    _mm256_storeu_ps(lowest, range.low);
+    _mm256_storeu_ps(highest, range.high);
+    for (int k = 0; k < 4; k++) {
+        _mm256_storeu_pd(lanes + 4 * k, range.squares[k]);
+    }
+    for (int i = 0; i < 16; i++) {
+        sum += lanes[i];
+    }
+    if (!isfinite(sum)) { /* no sum of finite ones is so large */
+        return SR_NOT_FINITE;
+    }
+    for (int i = 0; i < 8; i++) {
+        values->min = (double)lowest[i] < values->min ? (double)lowest[i] : values->min;
+        values->max = (double)highest[i] > values->max ? (double)highest[i] : values->max;
+    }
+    values->n_finite += n_blocks * SR_LANES;
+    values->squares += sum;
+    values->n_zero += small.n_zero, values->n_neg_zero += small.n_neg_zero, values->n_subnormal += small.n_subnormal;
+    return SR_FINITE;
+}
 
 /* Of 8 bits a plane of a block is the sign bits of 32 bytes. */
 AVX2 static void ladder_planes_8_avx2(const unsigned char *at, size_t n_blocks, const uint64_t *keys, uint64_t *planes) {
@@ -478,7 +584,8 @@ sr_add_planes sr_planes_function(int width, sr_instructions instructions) {
 
 sr_add_both sr_both_function(sr_number number, int width, sr_instructions instructions) {
 #ifdef SR_HAS_X86_SETS
-    return number == SR_FLOAT && width == 32 && instructions == SR_AVX512 ? ladder_both_32_avx512 : NULL;
+    int is_float32 = number == SR_FLOAT && width == 32;
+    return !is_float32 || instructions == SR_PLAIN ? NULL : instructions == SR_AVX512 ? ladder_both_32_avx512 : ladder_both_32_avx2;
 #else
     (void)number, (void)width, (void)instructions;
     return NULL;

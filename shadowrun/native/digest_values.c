@@ -57,66 +57,7 @@ static inline void values_range(SrValues *v, double low, double high) {
 #ifdef SR_HAS_X86_SETS
 #include <immintrin.h>
 
-/* Of float32 that are all finite, as nearly all are: the smallest size, range and squares in one loop. Squares are added in
- * the order of `add_piece`. */
-__attribute__((target("avx2"))) static int values_add_finite_floats(SrValues *v, const uint32_t *bits, size_t n, uint32_t *least_size) {
-    const __m256i size_bits = _mm256_set1_epi32(0x7fffffff);
-    __m256i least = size_bits, greatest = _mm256_setzero_si256();
-    __m256 low = _mm256_set1_ps(INFINITY), high = _mm256_set1_ps(-INFINITY);
-    __m256d lanes[VALUES_LANES / 4] = {_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd()};
-    uint32_t last[VALUES_LANES];
-    for (size_t i = 0; i < n; i += VALUES_LANES) {
-        const uint32_t *from = bits + i;
-        if (n - i < VALUES_LANES) { /* repeated numbers change no range; their squares are left out below */
-            for (size_t j = 0; j < VALUES_LANES; j++) {
-                last[j] = bits[j < n - i ? i + j : i];
-            }
-            from = last;
-        }
-        __m256 a = _mm256_loadu_ps((const void *)from), b = _mm256_loadu_ps((const void *)(from + 8));
-        __m256i size_a = _mm256_and_si256(_mm256_castps_si256(a), size_bits);
-        __m256i size_b = _mm256_and_si256(_mm256_castps_si256(b), size_bits);
-        least = _mm256_min_epu32(least, _mm256_min_epu32(size_a, size_b));
-        greatest = _mm256_max_epu32(greatest, _mm256_max_epu32(size_a, size_b));
-        low = _mm256_min_ps(low, _mm256_min_ps(a, b));
-        high = _mm256_max_ps(high, _mm256_max_ps(a, b));
-        if (from == last) {
-            memset(last + (n - i), 0, (VALUES_LANES - (n - i)) * sizeof *last);
-        }
-        for (int k = 0; k < VALUES_LANES / 4; k++) {
-            __m256d wide = _mm256_cvtps_pd(_mm_loadu_ps((const void *)(from + 4 * k)));
-            lanes[k] = _mm256_add_pd(lanes[k], _mm256_mul_pd(wide, wide));
-        }
-    }
-    uint32_t smallest[8], largest[8];
-    float lowest[8], highest[8];
-    double sums[VALUES_LANES];
-    _mm256_storeu_si256((void *)smallest, least);
-    _mm256_storeu_si256((void *)largest, greatest);
-    _mm256_storeu_ps(lowest, low);
-    _mm256_storeu_ps(highest, high);
-    for (int j = 0; j < 8; j++) {
-        if (largest[j] >= 0x7f800000) {
-            return 0;
-        }
-    }
-    for (int j = 1; j < 8; j++) {
-        smallest[0] = smallest[j] < smallest[0] ? smallest[j] : smallest[0];
-        lowest[0] = lowest[j] < lowest[0] ? lowest[j] : lowest[0];
-        highest[0] = highest[j] > highest[0] ? highest[j] : highest[0];
-    }
-    for (int k = 0; k < VALUES_LANES / 4; k++) {
-        _mm256_storeu_pd(sums + 4 * k, lanes[k]);
-    }
-    *least_size = smallest[0];
-    v->n_finite += n;
-    v->squares += values_sum(sums);
-    values_range(v, (double)lowest[0], (double)highest[0]);
-    return 1;
-}
-
 #define INSTRUCTIONS avx2
-#define FINITE_FLOATS values_add_finite_floats
 #define TARGET __attribute__((target("avx2,f16c")))
 #define HALVES(from, to)                                                                                               \
     (_mm256_storeu_ps((to), _mm256_cvtph_ps(_mm_loadu_si128((const void *)(from)))),                                   \

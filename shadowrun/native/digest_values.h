@@ -1,8 +1,7 @@
 /* Classes, range and squares of one format: included by digest_values_sets.h for each format and set of instructions.
 
    The includer defines FORMAT (a name), WIDTH, and for floats MANTISSA; WIDEN(bits), the bits of the float of a number of
-   16 bits, WIDEN_MANY(from, to), if it widens 16 at once, and ADD_FINITE(values, bits, n, smallest), a faster way for
-   numbers that are all finite, which returns 0 before it has added anything if one is not; for integers NUMBER, the type, and SQUARE, one that holds the
+   16 bits, and WIDEN_MANY(from, to), if it widens 16 at once; for integers NUMBER, the type, and SQUARE, one that holds the
    squares of 64 elements. */
 
 #define FN(x) VALUES_JOIN(x, FORMAT, INSTRUCTIONS)
@@ -45,15 +44,6 @@ TARGET static void FN(count)(SrValues *v, const UINT *bits, size_t n) {
 
 /* In the order of the numbers, infinities and NaNs are at both ends. They count as zero, and change neither end. */
 TARGET static void FN(add_piece)(SrValues *v, const UINT *bits, size_t n) {
-#ifdef ADD_FINITE
-    UINT smallest;
-    if (ADD_FINITE(v, bits, n, &smallest)) {
-        if (smallest < NORMAL) {
-            FN(count)(v, bits, n);
-        }
-        return;
-    }
-#endif
     const INT infinite = FN(order)(INFINITE), negative_infinite = FN(order)((UINT)(INFINITE | SIGN));
     UINT least = INFINITE;
     INT low = infinite, high = negative_infinite;
@@ -164,6 +154,5 @@ TARGET static void FN(add)(SrValues *v, const unsigned char *at, size_t n) {
 #undef MANTISSA
 #undef WIDEN
 #undef WIDEN_MANY
-#undef ADD_FINITE
 #undef NUMBER
 #undef SQUARE

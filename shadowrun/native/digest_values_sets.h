@@ -1,6 +1,5 @@
 /* Every format for one set of instructions, and a table of them: included by digest.c for each set, with
-   INSTRUCTIONS (a name), TARGET (what makes a compiler use them), HALVES(from, to) if they widen 16 float16 at a time, and
-   FINITE_FLOATS if there is an ADD_FINITE of digest_values.h for float32. */
+   INSTRUCTIONS (a name), TARGET (what makes a compiler use them), and HALVES(from, to) if they widen 16 float16 at a time. */
 
 #define FORMAT float16
 #define WIDTH 16
@@ -20,9 +19,6 @@
 #define FORMAT float32
 #define WIDTH 32
 #define MANTISSA 23
-#ifdef FINITE_FLOATS
-#define ADD_FINITE FINITE_FLOATS
-#endif
 #include "digest_values.h"
 
 #define FORMAT float64
@@ -89,4 +85,3 @@ static const sr_add_values VALUES_JOIN(all, formats, INSTRUCTIONS)[SR_CODES][4] 
 #undef INSTRUCTIONS
 #undef TARGET
 #undef HALVES
-#undef FINITE_FLOATS

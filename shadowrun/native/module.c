@@ -66,7 +66,7 @@ sr_instructions sr_best_instructions(int with_gfni) {
     if (avx512 && (gfni || !with_gfni)) {
         return SR_AVX512;
     }
-    if (__builtin_cpu_supports("avx2")) { /* every processor with AVX2 converts float16 too */
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) { /* every processor with AVX2 converts float16 too */
         return SR_AVX2;
     }
 #endif
