@@ -1,4 +1,4 @@
-"""Digests of tensors: the ladder of `numerics.ladder`, counts of classes, range, and sampled elements.
+"""Digests of tensors: the ladder of `numerics.hash_ladder`, counts of classes, range, and sampled elements.
 
 Tensors on the CPU are digested by `native/digest.c`, or in numpy where there is no C extension (`digest_memory`);
 tensors on an accelerator by operators on integers, where they lie (`digest_operators`).

@@ -1,7 +1,7 @@
 """What a recording is made of: one pass over a program, each call with digests of its results. Needs no torch.
 
 A recording is read on another machine than it was made on. Its calls are found again by `Key`, and its results are
-compared by their ladders (`numerics.ladder`); no tensor is in it unless it was asked for.
+compared by their ladders (`numerics.hash_ladder`); no tensor is in it unless it was asked for.
 """
 
 from __future__ import annotations
