@@ -46,7 +46,7 @@ class OpKind(enum.Enum):
     FUNCTIONAL = "one new tensor or number comes back, and nothing is written to"
     IN_PLACE = "the first argument is written to, and comes back"
     SEVERAL = "several results, lists, or other arguments that are written to"
-    SPECIAL = "random, or not one of torch's own"
+    SPECIAL = "random, not one of torch's own, or one that reads the storage around its input"
     REGION = "a compiled region: compared as a whole"
 
 
@@ -82,6 +82,7 @@ class OpPlan:
         composite: Splits into other operators where autograd is on.
         on_cpu: Names of the arguments that lie on the CPU whatever the device of the call.
         returns_number: Hands a number to Python: that it ends on the CPU is no fallback.
+        reads_storage: Reads the storage of its first argument at an offset that is an argument (`as_strided_copy`).
         unstable: Reason why two runs on the same inputs may differ on any device, or empty.
     """
 
@@ -103,6 +104,7 @@ class OpPlan:
     unstable: str = ""
     on_cpu: tuple[str, ...] = ()
     returns_number: bool = False
+    reads_storage: bool = False
 
     @property
     def mutated_names(self) -> tuple[str, ...]:
@@ -136,6 +138,7 @@ def make_plan(func: torch._ops.OpOverload, index: int) -> OpPlan:
     custom = namespace not in _OWN_NAMESPACES
     names = [a.name for a in arguments]
     fresh_returns = tuple(i for i, r in enumerate(returns) if r.alias_info is None)
+    reads_storage = action is Action.REPLAY and "storage_offset" in names
     return OpPlan(
         func=func,
         # The Python wrapper of an `OpOverload` costs 0.4 µs per call.
@@ -143,7 +146,7 @@ def make_plan(func: torch._ops.OpOverload, index: int) -> OpPlan:
         index=index,
         name=name,
         action=action,
-        kind=_kind(returns, action, mutated, custom=custom),
+        kind=_kind(returns, action, mutated, general=custom or reads_storage),
         reason=reason,
         mutated=mutated,
         fresh=fresh_returns,
@@ -155,17 +158,19 @@ def make_plan(func: torch._ops.OpOverload, index: int) -> OpPlan:
         composite=namespace == "aten" and torch_operators.operator_is_composite(name),
         unstable=row.unstable,
         returns_number=row.returns_number,
+        reads_storage=reads_storage,
         on_cpu=tuple(name for name in row.on_cpu if name in names),
     )
 
 
-def _kind(returns: Sequence[Any], action: Action, mutated: tuple[Argument, ...], *, custom: bool) -> OpKind:
+def _kind(returns: Sequence[Any], action: Action, mutated: tuple[Argument, ...], *, general: bool) -> OpKind:
     if action is Action.PASS:
         return OpKind.PASS
     if action is Action.VIEW or action is Action.EMPTY:
         return OpKind.NO_VALUES
-    # Custom operators may draw without a tag: the general path restores the generator around each run.
-    if action is Action.RANDOM or custom:
+    # Custom operators may draw without a tag: the general path restores the generator around each run. An operator that
+    # reads around its input is looked at call by call, which C does not do.
+    if action is Action.RANDOM or general:
         return OpKind.SPECIAL
     if len(returns) != 1:
         return OpKind.SEVERAL

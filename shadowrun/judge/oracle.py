@@ -19,6 +19,7 @@ from shadowrun.numerics.elements import plain
 from shadowrun.numerics.excess import Truth
 from shadowrun.numerics.precision import FORMATS
 from shadowrun.operators.case import exact_copy, tensors
+from shadowrun.operators.facts import base_name
 from shadowrun.operators.vendor_ops import evaluate
 from shadowrun.torch_private import is_zero_tensor, schema_of
 
@@ -130,17 +131,23 @@ class Oracle:
         """Mark the elements of a sum whose terms overflow in one order and not in another.
 
         `Truth.flips` gets those whose terms exceed the greatest number of the accumulator, taken by magnitude: a right
-        kernel may return infinity there, or NaN for two partial sums of opposite sign, and another the finite sum.
+        kernel may return infinity there, or NaN for two partial sums of opposite sign, and another the finite sum. A
+        kernel with a fused multiply-add does not round the product that another rounds to infinity.
         """
         truth, expected = self.truths[position], self._case.expected[position]
-        if not self._case.facts.n_factors or truth is None or not isinstance(expected, torch.Tensor):
-            return
-        # NaN or infinity in an input decides the class in any order.
-        if not all(bool(t.isfinite().all()) for t in tensors(self._case.args, self._case.kwargs)):
+        if truth is None or not isinstance(expected, torch.Tensor):
             return
         # Kernels add up 16-bit terms in float32.
         dtype = _REAL.get(expected.dtype, expected.dtype)
         largest = FORMATS[dtype if dtype is torch.float64 else torch.float32].largest
+        for product in _products(self._case):
+            whole = torch.broadcast_to(product, expected.shape)
+            np.logical_or(truth.flips, _array(whole.isfinite() & (whole.abs() > largest)), out=truth.flips)
+        if not self._case.facts.n_factors:
+            return
+        # NaN or infinity in an input decides the class in any order.
+        if not all(bool(t.isfinite().all()) for t in tensors(self._case.args, self._case.kwargs)):
+            return
         size = self.on_changed_inputs(torch.abs)[position]
         if isinstance(size, torch.Tensor) and (found := np.abs(_array(size))).size == truth.flips.size:
             # A factor `beta` below 0 makes a difference of two infinite sizes: NaN is beyond the largest too.
@@ -335,6 +342,29 @@ def widen(t: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor] | None
     if change is not None:
         flat = _changed(flat, change)
     return flat.as_strided(t.shape, t.stride(), 0)
+
+
+def _products(case: Case) -> list[torch.Tensor]:
+    """Products and differences that a kernel may round before it adds the rest, in float64; of real numbers only."""
+    given = case.arguments()
+    if any(t.is_complex() for t in tensors(case.args, case.kwargs)) or isinstance(given.get("self"), (list, tuple)):
+        return []
+    named = {k: v.to(torch.float64) if isinstance(v, torch.Tensor) else v for k, v in given.items()}
+    match base_name(case.op):
+        case "addcmul":
+            a, b, value = named["tensor1"], named["tensor2"], named["value"]
+            return [a * b, value * a, value * a * b]
+        case "addcdiv":
+            a, b, value = named["tensor1"], named["tensor2"], named["value"]
+            return [a / b, value * a, value * a / b]
+        case "add" | "sub":
+            return [torch.as_tensor(named["alpha"] * named["other"])] if named["alpha"] != 1 else []
+        case "rsub":
+            return [named["alpha"] * named["self"]] if named["alpha"] != 1 else []
+        case "lerp":
+            distance = named["end"] - named["self"]
+            return [distance, distance * named["weight"]]
+    return []
 
 
 def _changed(values: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:

@@ -17,6 +17,7 @@ import torch
 from shadowrun.intercept.attribution import NOWHERE
 from shadowrun.intercept.plan import Action, OpKind
 from shadowrun.intercept.user_call import own_call
+from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
     from shadowrun.intercept.attribution import Origin
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from shadowrun.schedule.selection import Selection
 
 __all__ = [
+    "AROUND_INPUT",
     "IN_GRAPH",
     "OVER_BUDGET",
     "Call",
@@ -43,6 +45,7 @@ __all__ = [
 ]
 
 OVER_BUDGET = "overhead budget"
+AROUND_INPUT = "it reads the storage around its input, which copies do not have"
 
 _CPU = torch.device("cpu")
 # Exact types: subclasses may answer `is_cpu` or `stride` by code of the program.
@@ -179,6 +182,8 @@ class TreatmentPolicy:
         on_target = role.on_target and not role.shared and self._replays
         if not on_target:
             reason = plan.reason if kind is _NO_VALUES else over
+            if plan.reads_storage and _reads_around(call):
+                reason = AROUND_INPUT
             # An origin costs a search through the stack, which a call of an unselected operator need not pay.
             if not reason and not selection.everything:
                 reason = selection.unwanted(plan)
@@ -188,6 +193,8 @@ class TreatmentPolicy:
                 return _COUNT
         call.origin = self._attribution.find_origin(_FRAMES)
         reason = plan.reason if kind is _NO_VALUES else ""
+        if plan.reads_storage and _reads_around(call):
+            reason = AROUND_INPUT
         if not selection.everything:
             reason = selection.reason_to_skip(plan, call.origin) or reason
         budget = self._budget
@@ -346,6 +353,20 @@ def draws_random(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return plan.action is Action.RANDOM
     # The draw would be reproducible anyway at 0, and such a call can be compared in full.
     return bool(args[plan.dropout] if plan.dropout < len(args) else kwargs.get("dropout_p", 0.0))
+
+
+def _reads_around(call: Call) -> bool:
+    """Whether a call reads elements of a storage that a copy of its input does not have at the same offset."""
+    given = {a.name: v for a, v in zip(schema_of(call.plan.func).arguments, call.args, strict=False)} | call.kwargs
+    t, size, stride, offset = call.args[0], given["size"], given["stride"], given.get("storage_offset")
+    if t.layout is not torch.strided or 0 in size:
+        return False
+    # A copy begins at offset 0 of its own storage, and has the input's elements and the gaps between them.
+    if offset is not None and t.storage_offset():
+        return True
+    end = (offset or 0) + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
+    return bool(end > span)
 
 
 def argument(a: Argument, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

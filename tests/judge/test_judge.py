@@ -482,6 +482,52 @@ def test_partial_sums_overflow_in_one_order_only(make_case, dtype):
     assert d.n_mismatched == 1
 
 
+def fused(a, x, y, value=1.0):
+    """With one rounding at the end, as a fused multiply-add has it."""
+    return (a.double() + value * x.double() * y.double()).float()
+
+
+INFINITE, LARGE, WIDE = torch.tensor([-math.inf, 1.0]), torch.tensor([1e20, 2.0]), torch.tensor([1e19, 3.0])
+NEARLY = torch.tensor([-3e38, 1.0])
+OVERFLOWING_PRODUCTS = {
+    "addcmul": (aten.addcmul.default, (INFINITE, LARGE, WIDE), {}, lambda a, x, y: fused(a, x, y), [math.nan, 7.0]),
+    "its factor": (aten.addcmul.default, (NEARLY, LARGE, WIDE), {"value": 0.5}, fused, [math.inf, 4.0]),
+    "addcdiv": (
+        aten.addcdiv.default,
+        (INFINITE, LARGE, 1 / WIDE),
+        {},
+        lambda a, x, y: fused(a, x, 1 / y),
+        [math.nan, 7.0],
+    ),
+    "add": (
+        aten.add.Tensor,
+        (INFINITE, LARGE),
+        {"alpha": 1e20},
+        lambda a, x, alpha: fused(a, x, torch.ones(2), alpha),
+        [math.nan, 2e20],
+    ),
+    "lerp": (
+        aten.lerp.Scalar,
+        (NEARLY, torch.tensor([3e38, 2.0]), 0.25),
+        {},
+        lambda a, b, w: a * (1 - w) + b * w,
+        [math.inf, 1.25],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OVERFLOWING_PRODUCTS)
+def test_a_product_overflows_without_a_fused_step(make_case, name):
+    op, inputs, named, run, unfused = OVERFLOWING_PRODUCTS[name]
+    case = replace(make_case(op, run, *inputs, **named), expected=(torch.tensor(unfused),))
+    assert Judge()(case)[0].status is Status.MATCH
+    swapped = replace(case, actual=case.expected, expected=case.actual)
+    assert Judge()(swapped)[0].status is Status.MATCH
+    # Where no product overflows, NaN and infinity are as wrong as before.
+    wrong = replace(swapped, actual=(torch.tensor([unfused[0], unfused[0]]),))
+    assert Judge()(wrong)[0].status is Status.MISMATCH
+
+
 def test_overflow_and_underflow_at_the_edge_are_rounding(make_case):
     top = torch.finfo(torch.float32).max
     case = make_case(SUM, lambda x, _d: torch.full((1,), top), torch.tensor([[top, top * 2.0**-25 * 2]]), [1])

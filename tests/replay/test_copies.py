@@ -198,3 +198,23 @@ def test_overlapping_arguments_of_a_call_on_a_device_are_replayed_as_they_are(cl
             torch._foreach_add_([base[:3], base[3:]], [base[3:], base[:3]])
         assert run.findings() == [], run.findings()
         assert base.tolist() == [3, 5, 7, 6, 9, 12]
+
+
+@pytest.mark.parametrize("target", ["sim", "cpu[threads=1]", "cpu[isa=default]"])
+def test_elements_around_an_input_are_no_mismatch(clean_sim, target):
+    """Copies have the elements of an input only: what lies around it on its storage cannot be compared elsewhere."""
+    import shadowrun
+
+    v = torch.arange(40.0)[8:28].view(4, 5)
+    new = torch.full((3,), -1.0)
+    with shadowrun.compare(target) as run:
+        around = torch.as_strided_copy(v, (3,), (2,), 2), torch.as_strided_copy(v, (30,), (1,))
+        torch.as_strided_scatter(v, new, (3,), (2,), 10)
+        torch.as_strided_copy(v, (3,), (2,))
+        torch.as_strided_scatter(v, new, (3,), (2,))
+        torch.as_strided_copy(torch.arange(6.0), (3,), (1,), 2)
+    assert [t.tolist() for t in around] == [[2, 4, 6], list(range(8, 38))]
+    assert run.findings() == [], run.findings()
+    compared = {row.op: (row.n_match, row.n_skipped) for row in run.summary()}
+    assert compared["aten::as_strided_copy"] == (2, 2)
+    assert compared["aten::as_strided_scatter"] == (1, 1)
