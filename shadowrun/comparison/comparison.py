@@ -484,7 +484,7 @@ def compare(target: Any, ref: Any = "cpu", **options: Unpack[Options]) -> Compar
     config = Config.from_options(**options)
     check_operators(config.ops or ())
     warn_of_untested(stacklevel=2)
-    platforms = resolve(target), resolve(ref)
+    platforms = resolve(target, for_comparison=True), resolve(ref, for_comparison=True)
     if config.asynchronous and isinstance(why_not := choose_async(config, *platforms), str):
         raise UsageError(f"asynchronous=True: {why_not}; omit the option.", slug="bad-option")
     return Comparison(config, *platforms)

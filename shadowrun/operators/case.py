@@ -111,18 +111,24 @@ def _copied(value: Any, memo: dict[int, torch.Tensor], change: Callable[[torch.T
     return value
 
 
-def exact_copy(t: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor with its strides, also where it is sliced or expanded (`clone` compacts those)."""
+def exact_copy(t: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Copy a tensor with its strides, also where it is sliced or expanded (`clone` compacts those).
+
+    Args:
+        t: Any tensor.
+        dtype: Of the copy, if another.
+    """
     if t.is_conj() and t.layout == torch.strided:
-        return exact_copy(t.conj()).conj()
+        return exact_copy(t.conj(), dtype).conj()
     if t.is_neg() and t.layout == torch.strided:
-        return negated_view(exact_copy(negated_view(t)))
+        return negated_view(exact_copy(negated_view(t), dtype))
     if t.layout != torch.strided or t.is_contiguous():
-        return t.detach().clone()
+        return t.detach().clone() if dtype is None else t.detach().to(dtype, copy=True)
     # The whole span of memory: kernels choose paths by strides, so the copy must have the same gaps.
     span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
-    flat = t.detach().as_strided((span,), (1,), t.storage_offset()).clone()
-    return flat.as_strided(t.shape, t.stride(), 0)
+    flat = t.detach().as_strided((span,), (1,), t.storage_offset())
+    copied = flat.clone() if dtype is None else flat.to(dtype, copy=True)
+    return copied.as_strided(t.shape, t.stride(), 0)
 
 
 def flat_results(

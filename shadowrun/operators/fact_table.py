@@ -299,7 +299,8 @@ ROWS: Final[dict[str, OpFacts]] = {
     "msort": OpFacts(ulp_bound=0, source=_EXACT, zero_sign=False),
     "mul": OpFacts(ulp_bound=1, source=_IEEE, arithmetic=True, rounds_once=True),
     "mv": OpFacts(n_factors=2, one_stage=True, plain_product=True, factors=("self", "vec")),
-    "nan_to_num": OpFacts(ulp_bound=0, source=_EXACT),
+    # Infinity becomes the greatest number of the dtype.
+    "nan_to_num": OpFacts(ulp_bound=0, source=_EXACT, depends_on_dtype=True),
     "nanmedian": OpFacts(ulp_bound=0, source=_EXACT, zero_sign=False, open_elements=_TIE),
     "narrow_copy": OpFacts(ulp_bound=0, source=_EXACT, only_moves=True),
     "native_batch_norm": OpFacts(saved=(1, 2), one_stage=True, norm="channel", hidden_writes=_RUNNING),

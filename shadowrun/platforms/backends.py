@@ -90,7 +90,16 @@ _ROWS = (
         native_functions=True,
         computes_on_cpu=True,
         settings=(
-            *("deterministic", "env:NAME", "float32_matmul_precision", "flush_denormal", "isa", "mkl_cbwr", "mkl_isa"),
+            *(
+                "compute",
+                "deterministic",
+                "env:NAME",
+                "float32_matmul_precision",
+                "flush_denormal",
+                "isa",
+                "mkl_cbwr",
+                "mkl_isa",
+            ),
             *("mkldnn", "onednn_isa", "python", "threads"),
         ),
         environment=(
@@ -104,7 +113,7 @@ _ROWS = (
         dispatch_key="CUDA",
         native_functions=True,
         streams=True,
-        settings=("deterministic", "tf32"),
+        settings=("compute", "deterministic", "tf32"),
         environment=(
             *("CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE"),
             "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
@@ -170,7 +179,7 @@ _ROWS = (
         # XLA overrides `aten::_to_cpu` itself, so its counters are the only evidence of a fallback.
         fallback_counters="torch_xla.debug.metrics",
     ),
-    Backend("sim", computes_on_cpu=True, settings=("deterministic", "tf32")),
+    Backend("sim", computes_on_cpu=True, settings=("compute", "deterministic", "tf32")),
 )
 
 BACKENDS: Mapping[str, Backend] = MappingProxyType({row.device_type: row for row in _ROWS})

@@ -17,6 +17,7 @@ from shadowrun.platforms import torchplatform
 from shadowrun.platforms.backends import FUNCTIONALIZING, backend_of
 from shadowrun.platforms.cpu import CpuSettings
 from shadowrun.platforms.plugin_file import plugin_file
+from shadowrun.platforms.settings import COMPUTE
 from shadowrun.platforms.spec import ENTRY_POINT_GROUP, PlatformSpec, known_devices, parse
 from shadowrun.platforms.worker.client import Worker
 from shadowrun.sim import named_in_program
@@ -95,6 +96,12 @@ class Platform:
     def has_program_settings(self) -> bool:
         """Whether operators run under the settings that the program has made, and no others."""
         return not self.spec.settings
+
+    @property
+    def compute_dtype(self) -> torch.dtype | None:
+        """In which operators of a comparison compute here (the setting ``compute``); None for that of their inputs."""
+        wanted = dict(self.spec.settings).get(COMPUTE)
+        return None if wanted is None else getattr(torch, str(wanted))
 
     def start(self) -> None:
         """Start the worker process, where there is one.
@@ -202,16 +209,23 @@ class DeviceAvailability:
     detail: str
 
 
-def resolve(spec: Any) -> Platform:
+def resolve(spec: Any, *, for_comparison: bool = False) -> Platform:
     """Find a platform on this machine and start it if it has to be started.
 
     Args:
         spec: What `parse` reads.
+        for_comparison: Its operators run in a comparison, which can have them compute in another dtype.
 
     Raises:
         PlatformError: The spec is wrong, or this machine has no such device.
     """
     wanted = parse(spec)
+    if not for_comparison and COMPUTE in dict(wanted.settings):
+        raise PlatformError(
+            f"Platform {str(wanted)!r}: compute= is for comparisons (`shadowrun run --ref`, `shadowrun.compare`), "
+            "which run single operators in another dtype; a program runs in its own.",
+            slug="bad-setting",
+        )
     # Started before it is counted: a plug-in's module has no device_count before it is imported.
     missing = _start(wanted.device_type) or _import_counters(wanted.device_type)
     count = 0 if missing else _count(wanted.device_type)

@@ -16,11 +16,13 @@ from shadowrun.platforms.backends import BACKENDS, backend_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["ENV", "PYTHON", "Setting", "environment", "needs_process", "public", "read", "write"]
+__all__ = ["COMPUTE", "ENV", "PYTHON", "Setting", "environment", "needs_process", "public", "read", "write"]
 
 Setting: TypeAlias = "bool | int | str"
 Settings: TypeAlias = "tuple[tuple[str, Setting], ...]"
 
+COMPUTE = "compute"
+"""The dtype in which a comparison's operators compute on the platform, whatever that of their inputs."""
 PYTHON = "python"
 """The setting that names another interpreter, with another torch."""
 ENV = "env:"
@@ -37,6 +39,7 @@ _PROCESS_VARIABLES = {
 _BOOLS = {"on": True, "true": True, "1": True, "yes": True, "off": False, "false": False, "0": False, "no": False}
 _PRECISIONS = ("highest", "high", "medium")
 _WORDS = {
+    COMPUTE: ("float32", "float64"),
     "isa": ("default", "avx2", "avx512"),
     "mkl_cbwr": (
         *("AUTO", "COMPATIBLE", "SSE2", "SSE3", "SSSE3", "SSE4_1", "SSE4_2", "AVX", "AVX2", "AVX512", "AVX512_E1"),
@@ -50,6 +53,7 @@ _WORDS = {
     "float32_matmul_precision": _PRECISIONS,
 }
 _ACCEPTED = {
+    COMPUTE: ", ".join(_WORDS[COMPUTE]),
     "deterministic": "on or off",
     "env:NAME": "any text",
     "float32_matmul_precision": ", ".join(_PRECISIONS),
@@ -222,6 +226,12 @@ def _check_together(spec: str, settings: dict[str, Setting]) -> None:
         raise PlatformError(
             f"Platform {spec!r}: flush_denormal=on reaches one thread only, so it runs with threads=1; "
             f"remove threads={settings['threads']}.",
+            slug="bad-setting",
+        )
+    if COMPUTE in settings and needs_process(tuple(settings.items())):
+        raise PlatformError(
+            f"Platform {spec!r}: operators compute in another dtype in this process only; give compute= alone, or with "
+            "settings that need no process of their own.",
             slug="bad-setting",
         )
     for key, value in settings.items():

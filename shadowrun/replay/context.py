@@ -11,6 +11,7 @@ import torch
 
 from shadowrun.errors import ShadowrunWarning
 from shadowrun.platforms.unsupported import limit_of_host
+from shadowrun.replay.recompute import NoWideKernel
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
@@ -235,6 +236,8 @@ class ReplayContext:
             kind = _unsupported_kind(tensors)
         if kind:
             return Verdict(Status.UNVERIFIED, None, kind, f"{type(error).__name__}: {error}"[:300])
+        if isinstance(error, NoWideKernel):
+            return Verdict(Status.UNVERIFIED, None, str(error))
         # `-W error` turns the replay's warnings into exceptions.
         if isinstance(error, Warning):  # the user's filters make errors of warnings, and only the replay gave one
             return Verdict(Status.UNVERIFIED, None, f"the replay raised a {type(error).__name__}", str(error)[:300])

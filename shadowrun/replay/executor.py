@@ -25,6 +25,7 @@ from shadowrun.platforms.backends import FUNCTIONALIZING
 from shadowrun.platforms.fallback import FallbackDetector
 from shadowrun.replay.call import CallRun, argument, run_own
 from shadowrun.replay.copies import Arguments, kept_on_cpu, mirror, move, tensors_in, without_strides, written_to
+from shadowrun.replay.recompute import WideCompute
 from shadowrun.types import Cause
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ class Executor:
         platform: The platform.
         fallback_detector: Another executor's, where the two watch the same calls.
         copy_inputs: Copies the inputs of a call to a device, as `to_device` does.
+        max_bytes: Memory that inputs may take which are widened for the setting ``compute``.
 
     Attributes:
         plain: Calls need nothing around them: the process's own settings, no functionalization.
@@ -141,6 +143,8 @@ class Executor:
         platform: Platform,
         fallback_detector: FallbackDetector | None = None,
         copy_inputs: Callable[..., Arguments] | None = None,
+        *,
+        max_bytes: int = 1 << 30,
     ) -> None:
         self.platform = platform
         self.device = platform.device
@@ -151,6 +155,8 @@ class Executor:
         self._is_cpu = platform.device.type == "cpu"
         self._remote = platform.remote
         self._has_autograd_kernel: dict[int, bool] = {}
+        dtype = platform.compute_dtype
+        self._wide = None if dtype is None else WideCompute(dtype, max_bytes)
 
     def run(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallRun:
         """Replay a call on tensors that lie on this platform's device, and that it may write to."""
@@ -179,6 +185,8 @@ class Executor:
         if self.plain:
             return torchapi.with_isolated_warnings(plan.run, (), args, kwargs)
         with self.platform.context():
+            if self._wide is not None:
+                return torchapi.with_isolated_warnings(self._wide, (), (plan, args, kwargs))
             return torchapi.with_isolated_warnings(plan.run, (), args, kwargs)
 
     def _run(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallRun:
@@ -196,6 +204,8 @@ class Executor:
                     out = func(*args, **kwargs)
                 if plan.action is Action.RANDOM:  # draw now: each reading runs the graph anew, and would draw anew
                     self.platform.compute_now(list(tensors_in([out])))
+            elif self._wide is not None:
+                out = self._wide(plan, args, kwargs)
             else:
                 out = func(*args, **kwargs)
             return CallRun(args, kwargs, out, _clock() - start, None, start)

@@ -52,7 +52,7 @@ class Paths:
         self.timeline = timeline = Timeline(recorder.add_moment) if config.timeline else None
         if timeline is not None:
             sink, own_sink = TimedSink(sink, timeline), TimedSink(recorder, timeline)
-        executors = Executor(target), Executor(ref)
+        executors = Executor(target, max_bytes=config.max_bytes), Executor(ref, max_bytes=config.max_bytes)
         # Twins run on executors that detect no fallbacks: the target's detector is for the program's calls.
         drift = Drift(Executor(target), Executor(ref), config.max_bytes) if config.drift else None
         comparator = Comparator(config, *executors, sink, postponed=postponed)

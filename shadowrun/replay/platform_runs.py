@@ -22,6 +22,7 @@ from shadowrun.operators.vendor_ops import COUNTERPARTS, for_reference
 from shadowrun.platforms.unsupported import classify, first_sentence, limit_of_host
 from shadowrun.platforms.worker.client import Unsendable, WorkerDied
 from shadowrun.replay.call import CallRun, argument
+from shadowrun.replay.recompute import NoWideKernel
 from shadowrun.replay.view_check import view_on_meta
 from shadowrun.torch_private import schema_of
 from shadowrun.types import Cause, Status, Verdict
@@ -47,7 +48,7 @@ _OUT_OF_RANGE = re.compile(
 def reference_raised(error: Exception) -> Verdict:
     """The verdict on a call that the reference cannot run."""
     why = f"the reference cannot run it: {type(error).__name__}"
-    if isinstance(error, (Unsendable, WorkerDied)):
+    if isinstance(error, (Unsendable, WorkerDied, NoWideKernel)):
         # These exceptions are shadowrun's own: their text says more than their type.
         why = f"the reference cannot run it: {error}"
     return Verdict(Status.UNVERIFIED, None, why, str(error)[:300])
@@ -71,7 +72,7 @@ def refused(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], error: 
 
 def _is_invalid(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> bool:
     # The failure of a worker or of this machine says nothing on whether the call is valid.
-    harness = isinstance(error, (Unsendable, WorkerDied, Warning)) or bool(limit_of_host(error))
+    harness = isinstance(error, (Unsendable, WorkerDied, NoWideKernel, Warning)) or bool(limit_of_host(error))
     if harness or plan.custom or plan.name in COUNTERPARTS or plan.name in EQUIVALENTS or not classify(error).supported:
         return False
     if isinstance(error, IndexError) or _OUT_OF_RANGE.search(str(error)):

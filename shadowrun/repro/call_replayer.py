@@ -167,7 +167,7 @@ class CallReplayer:
         if self._flaws is not None and not sim.is_enabled():
             # The finding may be one of a simulated device, which the process has to have under the name of the run.
             sim.enable(parse(info.target).device_type)
-        target, ref = resolve(info.target), resolve(info.ref)
+        target, ref = resolve(info.target, for_comparison=True), resolve(info.ref, for_comparison=True)
         # Tolerances were those of the run; of its settings only what is printable is known.
         options = {k: v for k, v in info.config.items() if k in _OPTIONS and type(v) in (int, float) and v == v}  # noqa: PLR0124
         config = Config.from_options(settings=False, known=False, **options)

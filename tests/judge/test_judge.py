@@ -490,7 +490,7 @@ def fused(a, x, y, value=1.0):
 INFINITE, LARGE, WIDE = torch.tensor([-math.inf, 1.0]), torch.tensor([1e20, 2.0]), torch.tensor([1e19, 3.0])
 NEARLY = torch.tensor([-3e38, 1.0])
 OVERFLOWING_PRODUCTS = {
-    "addcmul": (aten.addcmul.default, (INFINITE, LARGE, WIDE), {}, lambda a, x, y: fused(a, x, y), [math.nan, 7.0]),
+    "addcmul": (aten.addcmul.default, (INFINITE, LARGE, WIDE), {}, fused, [math.nan, 7.0]),
     "its factor": (aten.addcmul.default, (NEARLY, LARGE, WIDE), {"value": 0.5}, fused, [math.inf, 4.0]),
     "addcdiv": (
         aten.addcdiv.default,

@@ -74,7 +74,7 @@ def test_settings_are_values_not_words():
         (7, "bad-spec", "7 is no platform"),
         (None, "bad-spec", "None is no platform"),
         ("npu[threads=1]", "unknown-setting", "Device 'npu' in platform 'npu[threads=1]' has no settings; cpu has: "),
-        ("cuda[threads=1]", "unknown-setting", "'cuda[threads=1]'. Settings of cuda: deterministic, tf32."),
+        ("cuda[threads=1]", "unknown-setting", "'cuda[threads=1]'. Settings of cuda: compute, deterministic, tf32."),
         ("cuda[tf32=high]", "bad-setting", "tf32='high' in platform 'cuda[tf32=high]' cannot be used: give on or off"),
         ("cuda[env:A=1]", "unknown-setting", "Unknown setting 'env:A' in platform 'cuda[env:A=1]'"),
         ("cpu[thread=1]", "unknown-setting", "Unknown setting 'thread' in platform 'cpu[thread=1]'. Did you mean"),
@@ -116,9 +116,15 @@ def test_every_setting_of_the_message_is_accepted():
         parse("cpu[x=1]")
     names = str(caught.value).partition("Settings of cpu: ")[2].rstrip(".").split(", ")
     for name in names:
-        words = {"float32_matmul_precision": "high", "isa": "AVX2", "mkl_cbwr": "avx2", "mkl_isa": "AVX2"}
+        words = {
+            "compute": "float64",
+            "float32_matmul_precision": "high",
+            "isa": "AVX2",
+            "mkl_cbwr": "avx2",
+            "mkl_isa": "AVX2",
+        }
         value = {**words, "onednn_isa": "avx2"}.get(name, "1")
-        assert dict(parse(f"cpu[{name}={value}]").settings)[name] in (1, True, "1", "high", "avx2", "AVX2")
+        assert dict(parse(f"cpu[{name}={value}]").settings)[name] in (1, True, "1", "high", "avx2", "AVX2", "float64")
 
 
 @given(st.text(max_size=40))
