@@ -9,7 +9,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["ArgumentCheck", "NamedArguments", "is_inside", "overlaps_itself", "shared_result", "tensors"]
+__all__ = ["ArgumentCheck", "NamedArguments", "integers", "is_inside", "overlaps_itself", "shared_result", "tensors"]
 
 NamedArguments: TypeAlias = "Mapping[str, Any]"
 """Arguments by name; None for what is not known yet."""
@@ -28,6 +28,14 @@ def is_inside(t: torch.Tensor, low: int, high: int) -> bool:
     if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.is_meta:
         return True
     return not t.numel() or (int(t.min()) >= low and int(t.max()) < high)
+
+
+def integers(t: torch.Tensor) -> list[int]:
+    """Integers of a tensor, in order.
+
+    Read on the CPU: the lazy device has views above Functionalize only, and a handler works below it.
+    """
+    return [int(n) for n in t.cpu().reshape(-1).tolist()]
 
 
 def overlaps_itself(t: torch.Tensor) -> bool:

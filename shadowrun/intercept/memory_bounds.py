@@ -7,6 +7,7 @@ a graph that has not run, is None and passes; it is looked at when the call is m
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from shadowrun.intercept import backward_shapes, sequence_lengths
-from shadowrun.intercept.argument_checks import is_inside, overlaps_itself, tensors
+from shadowrun.intercept.argument_checks import integers, is_inside, overlaps_itself, tensors
 from shadowrun.intercept.torchapi import as_in_handler
 
 if TYPE_CHECKING:
@@ -56,6 +57,10 @@ def _checks_of(name: str) -> tuple[ArgumentCheck, ...]:
     if backward_shapes.has_forward(base):
         checks.append(functools.partial(backward_shapes.unlike_forward, base))
     return tuple(checks)
+
+
+def _descends(t: torch.Tensor) -> bool:
+    return any(b < a for a, b in itertools.pairwise(integers(t)))
 
 
 def _is_dense(t: torch.Tensor) -> bool:
@@ -292,7 +297,7 @@ def _bags(given: NamedArguments) -> Iterator[str]:
         yield "indices and offsets are not contiguous"
     elif not is_inside(indices, 0, weight.shape[0]):
         yield "indices has some that are no row of weight"
-    elif not is_inside(offsets, 0, indices.numel() + 1) or bool((offsets.diff() < 0).any()):
+    elif not is_inside(offsets, 0, indices.numel() + 1) or _descends(offsets):
         yield "offsets do not lead through indices"
     # Indices before the first bag are added to the row before the first.
     elif indices.numel() and offsets.numel() <= bool(given.get("include_last_offset")):
@@ -333,10 +338,10 @@ def _bags_backward(given: NamedArguments) -> Iterator[str]:
         yield "offset2bag has not one value for each index"
     elif offsets.dim() != 1 or offsets.numel() > grad.shape[0] + 1 or not offsets.is_contiguous():
         yield "offsets are not those of the bags"
-    elif not is_inside(offsets, 0, indices.numel() + 1) or bool((offsets.diff() < 0).any()):
+    elif not is_inside(offsets, 0, indices.numel() + 1) or _descends(offsets):
         yield "offsets do not lead through indices"
     # The last may be the end of all indices, and begins no bag.
-    elif not offsets.numel() or bool(offsets[0]) or int((offsets < indices.numel()).sum()) > grad.shape[0]:
+    elif not offsets.numel() or bool(integers(offsets)[0]) or int((offsets < indices.numel()).sum()) > grad.shape[0]:
         yield "offsets are not those of the bags"
 
 

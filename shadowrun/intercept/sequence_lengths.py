@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from shadowrun.intercept.argument_checks import is_inside, tensors
+from shadowrun.intercept.argument_checks import integers, is_inside, tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,7 +127,7 @@ def _labels(given: NamedArguments) -> Iterator[str]:
 def _numbers(value: Any) -> list[int] | None:
     """Integers of a list, or of a tensor of one dimension; None where they are not known."""
     if isinstance(value, torch.Tensor):
-        return None if value.is_meta else [int(n) for n in value.reshape(-1).tolist()]
+        return None if value.is_meta else integers(value)
     return [int(n) for n in value] if isinstance(value, (list, tuple)) else None
 
 
@@ -135,7 +136,12 @@ def _packed(given: NamedArguments) -> Iterator[str]:
     if found:
         data, sizes = found
         is_one = sizes.dim() == 1 and sizes.dtype is torch.int64 and data.dim() > 0 and sizes.is_contiguous()
-        if not is_one or not sizes.numel() or not is_inside(sizes, 1, 1 << 62) or bool((sizes.diff() > 0).any()):
+        if (
+            not is_one
+            or not sizes.numel()
+            or not is_inside(sizes, 1, 1 << 62)
+            or any(b > a for a, b in itertools.pairwise(integers(sizes)))
+        ):
             yield "batch_sizes are no sizes of batches"
         elif int(sizes.sum()) != data.shape[0]:
             yield "batch_sizes are not as many as data"

@@ -224,6 +224,15 @@ def test_a_result_that_is_only_wrapped_is_read(lazy):
     assert result.oracles == 0
 
 
+def test_arguments_on_a_lazy_device_are_checked_there(lazy):
+    """A check that took views of a lazy tensor raised, and the call was refused."""
+    rows = Input("i", (4,), torch.int64, Fill("integers", 0, 4))
+    bags = Input("o", (2,), torch.int64, Fill("arange", 0, 2))
+    call = Node(aten._embedding_bag.default, (Ref(-1), Ref(-2), Ref(-3)))
+    graph = Graph((Input("w", (5, 4)), rows, bags), (call,), (Ref(0, 0),))
+    assert [f.kind for f in lazy.run(variant(graph)).findings if f.kind != "silent fallback"] == []
+
+
 def test_a_device_without_autocast_lacks_it(lazy):
     result = lazy.run(variant(autocast="bfloat16"))
     assert result.status == "unsupported"
