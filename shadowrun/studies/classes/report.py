@@ -50,8 +50,9 @@ _MAX_NAMES: Final = 6
 def classes_document(study: Study) -> Document:
     """Report of a study."""
     focus = study.focus
-    blocks: list[Block] = [*_warnings(study), _summary(study), _outputs(study), _nearness(study, focus)]
-    blocks.append(_explained(focus))
+    blocks: list[Block] = [*_warnings(study), _summary(study), _outputs(study)]
+    if focus.classes.n_classes > 1:  # of one there is nothing to join, nor to explain
+        blocks += [_nearness(study, focus), _explained(focus)]
     if any(change.precision_before is not None for change in study.changes):
         blocks.append(_graph(study))
     if study.layers:

@@ -110,6 +110,19 @@ def test_by_value(write, capsys):
     assert [r["class"] for r in csv.DictReader(io.StringIO(capsys.readouterr().out))] == ["A", "A"]
 
 
+def test_one_class_has_nothing_to_join_nor_to_explain(folder, write, capsys):
+    assert main(["classes", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "How near the classes" in shown
+    assert "What explains" in shown
+    write("runs/b.shadowrec", net(3), ROME)
+    assert main(["classes", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^a +A\nb +A\nc +A$", shown, re.MULTILINE)
+    assert "How near the classes" not in shown
+    assert "What explains" not in shown
+
+
 def test_repeats(folder, write, capsys):
     write("runs/d.shadowrec", net(7), ROME)
     assert main(["classes", str(folder), "--repeats"]) == 0
