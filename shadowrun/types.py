@@ -41,6 +41,7 @@ Excess = float
 """A number of rounding errors; -1 where it was not computed."""
 
 
+# Values of these enumerations are texts in data files, JSON and ledgers: a new name here is a new format there.
 class Status(enum.StrEnum):
     """Status of a call; each call has exactly one."""
 
@@ -183,23 +184,26 @@ class TensorDiff:
     expected: TensorMeta
     n_elements: Count = 0
     n_different: Count = 0
+    # What a verdict decides: 0 until the judge has looked.
     n_mismatched: Count = 0
     max_abs: float = 0.0
     max_rel: float = 0.0
     rmse: float = 0.0
     max_ulp: UlpDistance = 0
     remaining_bits: UnknownOrCount = -1
-    n_nan: Count = 0
-    n_inf: Count = 0
-    n_zero_sign: Count = 0
-    n_subnormal: Count = 0
+    n_nan: Count = field(default=0, metadata={"label": "NaN on one side only"})
+    n_inf: Count = field(default=0, metadata={"label": "infinite on one side only"})
+    n_zero_sign: Count = field(default=0, metadata={"label": "zeros of other sign"})
+    n_subnormal: Count = field(default=0, metadata={"label": "subnormal against zero"})
     worst_index: tuple[int, ...] = ()
     worst_actual: SignedFloat = 0.0
     worst_expected: SignedFloat = 0.0
     excess_actual: Excess = -1.0
     excess_expected: Excess = -1.0
     detail: str = ""
-    n_from_zero: UnknownOrCount = 0
+    n_from_zero: UnknownOrCount = field(
+        default=0, metadata={"since": 2, "note": "0 on the reference, finite and not 0 on the target; -1: not counted"}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,8 +290,10 @@ class RunInfo:
     wall_s: float = 0.0
     own_s: float = 0.0
     budget: dict[str, Any] = field(default_factory=dict)
+    # Set at the end of a run: the file of a process that was killed says so by itself.
     complete: bool = False
     notes: tuple[str, ...] = ()
+    # The key is that of the first data files, and stays: files and JSON are a contract, names in the code are not.
     async_compare_s: float = field(default=0.0, metadata={"key": "behind_s"})
     raised: str = ""
     unselected: str = ""

@@ -201,6 +201,7 @@ class ChartsReader:
         self._regions: set[int] = set()
         self._failing: set[int] = set()
         low, high = next(data.query("select coalesce(min(step), 0), coalesce(max(step), 0) from call"))
+        # By steps and not by calls: two runs of one program have the same columns.
         self._low, self._width = low, max(1, math.ceil((high - low + 1) / MAX_COLUMNS))
         self._high = high
         self._first = first.call.seq if first is not None else -1
@@ -291,6 +292,7 @@ class ChartsReader:
                 self.has_drift = True
             if step == self._step and seq // block == self._source:
                 self._n_of_step += 1
+                # One step of a program that marks none may be the whole run.
                 if len(self._of_step) < MAX_STEP_CALLS:
                     accumulated = -1.0 if drift_abs is None else decode_float(drift_abs)
                     self._of_step.append((seq, context, outcome, accumulated))
@@ -371,6 +373,8 @@ class ChartsReader:
         )  # fmt: skip
 
     def _heat_map(self) -> HeatMap | None:
+        # The accumulated error grows along the program, which is the question; the isolated one is what there is
+        # without it.
         errors = self._drift or self._errors
         modules = list(dict.fromkeys(context.module for context in self.contexts.values() if context.module))
         modules = [module for module in modules if any(key[0] == module for key in errors)]
@@ -394,6 +398,7 @@ class ChartsReader:
         """Of those steps whose duration is known; none in a run without steps."""
         found: dict[int, list[Step]] = defaultdict(list)
         for step in steps:
+            # A file from anyone may have any numbers here, and a picture has to be drawn of them.
             if self._low <= step.step <= self._high and 0 <= step.wall_s < math.inf:
                 found[self._column(step.step)].append(step)
         return tuple(
@@ -435,6 +440,7 @@ class CallReader:
         version = self._data.version
         if self.table is None or self._version != version or (first_divergence is not None and self.charts is None):
             reader = None if first_divergence is None else ChartsReader(self._data, first_divergence())
+            # One pass for tables and pictures: reading ten million calls takes 10 s.
             self._version, self.table = version, CallGroups.read(self._data, reader)
             self.charts = None if reader is None else reader.charts(self.table)
         return self.table

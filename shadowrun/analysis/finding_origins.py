@@ -62,14 +62,14 @@ def find_origins(
     for row in table.rows:
         key = finding_key(row, ledger)
         if key in by_key:
-            found[by_key[key]].append(_place(row))
+            found[by_key[key]].append(_origin(row))
         # An operator that is slow may have findings of other kinds, so it is no alternative to the above.
         if row.context.op in slow and row.outcome.status in (Status.MATCH, Status.MISMATCH, Status.UNVERIFIED):
-            found[slow[row.context.op]].append(_place(row))
+            found[slow[row.context.op]].append(_origin(row))
     return {number: tuple(places) for number, places in found.items()}
 
 
-def _place(row: Row) -> FindingOrigin:
+def _origin(row: Row) -> FindingOrigin:
     context, group = row.context, row.group
     return FindingOrigin(
         context.module,

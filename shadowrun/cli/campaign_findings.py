@@ -61,6 +61,7 @@ def opened_store(folder: CampaignFolder) -> CampaignStore:
 
     shards = folder.shards()
     made = folder.combined.stat().st_mtime_ns if folder.combined.exists() else -1
+    # A campaign may still run: its shards are then newer than any store that was combined of them.
     if made < 0 or any(path.stat().st_mtime_ns > made for path in shards):
         combine(folder.combined, shards, folder.info())
     store = CampaignStore.open(folder.combined)
@@ -97,6 +98,7 @@ def chosen_causes(causes: Sequence[RootCause], wanted: Sequence[str]) -> list[tu
 
 def _is(text: str, number: int, cause: RootCause) -> bool:
     if text.isdecimal():
+        # Python converts a number of thousands of digits in a time that grows with their square.
         return number == int(text[:9])
     return any(fnmatch.fnmatchcase(name, text) for name in (cause.signature.op, str(cause.signature)))
 
@@ -161,6 +163,7 @@ def _repro(args: argparse.Namespace) -> int:
         to = out / folder_name(cause.signature)
         _print_script(number, cause, made, to)
         with_script = dataclasses.replace(summary, scripts={made.signature: made})
+        # After each script: Ctrl-C in a long run of many root causes leaves whole pages.
         report.save(render(cause_document(number, cause, with_script), "md"), to / _ISSUE)
 
     write_scripts(

@@ -158,6 +158,7 @@ def baseline(args: argparse.Namespace) -> Baseline | None:
     """The findings of ``--baseline``; read at once, since the run may replace the file."""
     import shadowrun
 
+    # Under this run's ledger: a finding that is excused now must not count as one that is gone.
     return None if args.baseline is None else shadowrun.load(args.baseline, **known_options(args)).as_baseline()
 
 
@@ -203,6 +204,7 @@ def reset_command(targets: Iterable[str]) -> tuple[str, ...]:
     from shadowrun.platforms.backends import backend_of
 
     modules = filter(None, (backend_of(parse(target).device_type).reset for target in targets))
+    # A module and no command line: what a package names is run by this Python, without a shell.
     return next(((sys.executable, "-m", module) for module in modules), ())
 
 

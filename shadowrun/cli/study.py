@@ -138,6 +138,7 @@ def _recorded(args: argparse.Namespace) -> Document:
     from shadowrun.studies.published.tables import study_document
 
     for option in ("ops", "shape", "dtypes"):
+        # An option without an effect would be taken for one that had it.
         if getattr(args, option):
             raise UsageError(f"--{option} is an option of the study order, not of {args.study}.", slug="bad-option")
     if len(args.target) == 1:

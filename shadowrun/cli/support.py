@@ -94,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
     document, failures = make(args, sweeps)
     _write_files(args, sweeps[-1])
     options.print_report(document, args)
+    # A gate of a comparison is on the newer release: the older one cannot be mended.
     later = sweeps[-1:] if args.diff or args.trend else sweeps
     if args.fail_under is not None:
         failures += [
@@ -126,6 +127,7 @@ def _trend(args: argparse.Namespace, sweeps: list[Sweep]) -> tuple[Document, lis
     trend = Trend.from_sweeps(list(zip(names, sweeps, strict=True)))
     issues = None
     if len(sweeps) > 1:
+        # The last two alone: what a release lost long ago is no news in the job of today's.
         issues = changes_issues(Changes.between(*sweeps[-2:]), args.fail_on, Path(args.files[-1]).name)
     lost = trend.releases[-1].lost if _REGRESSED in args.fail_on else ()
     failures = [f"{names[-1]} lost {plural(len(lost), 'operator')}: {', '.join(lost[:5])}"] if lost else []

@@ -84,6 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def does(args: argparse.Namespace) -> tuple[bool, bool]:
     """Whether it only reads, and whether it runs calls of a file."""
+    # Limits of memory and time are those of what a command does: `list` unpacks a file, `add` may run its calls.
     return args.action != "add", args.action == "add" and args.what[:1] in [[s] for s in (*_OF_FILES, "subgraphs")]
 
 
@@ -113,6 +114,7 @@ def _add(args: argparse.Namespace) -> None:
 
     with progress_bar(f"zoo: {source}") as update:
         found = _collected(source, path, args, zoo, wanted, update)
+    # A source that is added again takes the place of what it gave before, with its counts.
     others = [program for program in zoo.programs.values() if program.source != source]
     kept, twice = unique(found.programs, (p.id for p in others))
     if not found.stages:

@@ -193,6 +193,7 @@ class CompileReport:
         if self.ladder:
             yield "  stages:"
             yield from (f"    {s.name}: {s.outcome}" + (f", {s.evidence}" if s.evidence else "") for s in self.ladder)
+        # Both directions in words: 0.5 times faster is read as faster.
         if self.speed_ratio > 0:
             kind = "faster" if self.speed_ratio >= 1 else "slower"
             ratio = self.speed_ratio if self.speed_ratio >= 1 else 1 / self.speed_ratio

@@ -35,6 +35,7 @@ class CheckedCalls(DispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        # Of the others, all that may be wrong is in the schema and was looked at when the file was read.
         if isinstance(func, torch._ops.OpOverload) and depends_on_values(func):
             check_arguments(func, args, kwargs)
         return func(*args, **kwargs)
@@ -103,7 +104,9 @@ def check_inside(
     """
     if stand_in is None and not _splits(func):
         return
+    # The call inside may draw: what the file's own call draws afterwards must be what it is without the look.
     state = torch.get_rng_state()
+    # An inner call in place writes to its arguments, and the caller's tensors are still to be used.
     copies = _Copies()
     args, kwargs = tuple(map(copies.copy, args)), {k: copies.copy(v) for k, v in kwargs.items()}
     try:

@@ -34,6 +34,7 @@ def _rounding(row: OpFacts) -> Iterator[tuple[str, str, str]]:
         yield "bound", f"{row.ulp_bound} ULP in real dtypes", row.source
     else:
         yield "bound", "none in ULP: the float64 oracle decides", "what reduces, contracts or cancels has no such bound"
+    # Apart from the real bound: kernels compute a complex result from several rounded real ones.
     if row.ulp_bound_complex is not None:
         yield "complex bound", f"{row.ulp_bound_complex} ULP", "as hypot, OpenCL C 3.0"
     if row.ulp_bound != 0:
@@ -58,6 +59,7 @@ def _oracle_bound(row: OpFacts) -> Iterator[tuple[str, str, str]]:
             f"{rounding_bounds.rounding_bound(row, rounding_bounds.FULL_MANTISSA):g} units of rounding",
             _MEASURED,
         )
+    # By the judge's own functions: a page that repeated its numbers would be wrong after the next measurement.
     coarse = rounding_bounds.COARSE_SUM_BOUND if rounding_bounds.is_made_of_sums(row) else rounding_bounds.COARSE_BOUND
     yield "oracle bound, 16 bits", f"{coarse:g} units of rounding", _MEASURED
 

@@ -103,11 +103,17 @@ PyObject *sr_diff(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *sr_differing(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *sr_statistics(PyObject *module, PyObject *const *args, Py_ssize_t n);
 
+/* Counts of elements, in the order of `Totals` in numerics/diff.py, for all that list them: structs, a tuple, TensorDiff.
+ * The loops that count are in stats_float.h and stats_integer.h. */
+#define SR_COUNTS(X) X(n_nan) X(n_inf) X(n_zero_sign) X(n_subnormal) X(n_from_zero)
+#define SR_COUNT_MEMBER(name) uint64_t name;
+
 /* stats.c: what `diff` measures, without an object for each figure. */
 typedef struct {
     SrTensor form; /* of both; valid as long as the target's tensor is */
     const void *actual, *expected;
-    uint64_t n_elements, n_different, max_ulp, n_nan, n_inf, n_zero_sign, n_subnormal, n_from_zero;
+    uint64_t n_elements, n_different, max_ulp;
+    SR_COUNTS(SR_COUNT_MEMBER)
     double max_abs, max_rel, rmse, worst_actual, worst_expected;
     long remaining_bits;
     int64_t worst; /* in row-major order */

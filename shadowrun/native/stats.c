@@ -30,7 +30,8 @@ struct stats_input {
 
 /* The fields of Totals in numerics/diff.py; any_xor is as long in bits as greatest_xor. */
 struct stats_totals {
-    uint64_t n_different, n_finite, max_ulp, any_xor, n_nan, n_inf, n_zero_sign, n_subnormal, n_from_zero;
+    uint64_t n_different, n_finite, max_ulp, any_xor;
+    SR_COUNTS(SR_COUNT_MEMBER)
     double max_abs, max_rel, squares;
     int64_t worst;
     int worst_is_class;
@@ -161,25 +162,46 @@ PyObject *sr_statistics(PyObject *module, PyObject *const *args, Py_ssize_t n_ar
     if (PyErr_Occurred() || stats_read_format(args[4], n_args == 6 ? args[5] : Py_None, &in, &add) < 0) return NULL;
     if (in.n && in.actual && in.expected) stats_add_up(&t, &in, add, n_bytes);
     typedef unsigned long long count;
+#define STATS_COUNT_CODE(name) "K"
+#define STATS_COUNT_VALUE(name) (count)t.name,
     return Py_BuildValue(
-        "KdddKKKKKKKKLOdd", (count)t.n_different, t.max_abs, t.max_rel, t.squares, (count)t.n_finite, (count)t.max_ulp,
-        (count)t.any_xor, (count)t.n_nan, (count)t.n_inf, (count)t.n_zero_sign, (count)t.n_subnormal,
-        (count)t.n_from_zero, (long long)t.worst, t.worst_is_class ? Py_True : Py_False, t.worst_actual,
-        t.worst_expected);
+        "KdddKKK" SR_COUNTS(STATS_COUNT_CODE) "LOdd", (count)t.n_different, t.max_abs, t.max_rel, t.squares,
+        (count)t.n_finite, (count)t.max_ulp, (count)t.any_xor, SR_COUNTS(STATS_COUNT_VALUE)(long long)t.worst,
+        t.worst_is_class ? Py_True : Py_False, t.worst_actual, t.worst_expected);
 }
 
 /* From two plain tensors of one form, as nearly all are, to a finished TensorDiff. */
 
-enum { DIFF_N_META = 5, DIFF_N_FIELDS = 22, DIFF_MAX_FORMATS = 32 };
+enum { DIFF_N_META = 5, DIFF_N_OF_TENSOR = 4, DIFF_MAX_FORMATS = 32 };
 
 /* In the order in which they are filled in below. */
 static const char *const diff_meta_fields[DIFF_N_META] = {"dtype", "shape", "stride", "device", "layout"};
-static const char *const diff_fields[DIFF_N_FIELDS] = {
-    "name",          "actual",       "expected",       "n_elements",     "n_different",     "n_mismatched",
-    "max_abs",       "max_rel",      "rmse",           "max_ulp",        "remaining_bits",  "n_nan",
-    "n_inf",         "n_zero_sign",  "n_subnormal",    "worst_index",    "worst_actual",    "worst_expected",
-    "excess_actual", "excess_expected", "detail",      "n_from_zero",
+
+typedef enum { DIFF_NAME, DIFF_FORM, DIFF_COUNT, DIFF_REAL, DIFF_BITS, DIFF_INDEX, DIFF_NO_COUNT, DIFF_NO_REAL, DIFF_NO_TEXT } DiffKind;
+
+/* By name: TensorDiff has them in an order of its own, which is also that of the columns in a data file. */
+typedef struct {
+    const char *name;
+    DiffKind kind;
+    size_t at; /* in SrFigures, of a count or a real number */
+} DiffField;
+#define DIFF_COUNT_FIELD(name) {#name, DIFF_COUNT, offsetof(SrFigures, name)},
+#define DIFF_REAL_FIELD(name) {#name, DIFF_REAL, offsetof(SrFigures, name)},
+static const DiffField diff_fields[] = {
+    {"name", DIFF_NAME, 0}, {"actual", DIFF_FORM, 0}, {"expected", DIFF_FORM, 0},
+    DIFF_COUNT_FIELD(n_elements) DIFF_COUNT_FIELD(n_different) DIFF_COUNT_FIELD(max_ulp) SR_COUNTS(DIFF_COUNT_FIELD)
+    DIFF_REAL_FIELD(max_abs) DIFF_REAL_FIELD(max_rel) DIFF_REAL_FIELD(rmse)
+    DIFF_REAL_FIELD(worst_actual) DIFF_REAL_FIELD(worst_expected)
+    {"remaining_bits", DIFF_BITS, 0}, {"worst_index", DIFF_INDEX, 0},
+    /* What a verdict adds, in Python. */
+    {"n_mismatched", DIFF_NO_COUNT, 0}, {"excess_actual", DIFF_NO_REAL, 0}, {"excess_expected", DIFF_NO_REAL, 0},
+    {"detail", DIFF_NO_TEXT, 0},
 };
+/* A class with another number of slots is not filled here: `diff` is then computed in Python, and says nothing
+ * wrong. */
+enum { DIFF_N_FIELDS = sizeof diff_fields / sizeof *diff_fields };
+/* Found once, from the class: a field that is added to TensorDiff needs no place of its own in C. */
+static const DiffField *diff_order[DIFF_N_FIELDS]; /* that of the class */
 
 typedef struct {
     PyTypeObject *type;
@@ -197,6 +219,26 @@ static DiffClass diff_meta_class, diff_diff_class;
 static DiffFormat diff_formats[DIFF_MAX_FORMATS];
 static Py_ssize_t diff_n_formats;
 static PyObject *diff_cpu, *diff_strided, *diff_empty; /* strings */
+
+/* Put `diff_order` in the order of a class's slots; whether each field is known, once, and no other. */
+static int diff_learn_order(PyObject *type, const char **names) {
+    PyObject *slots = PyObject_GetAttrString(type, "__slots__");
+    int known = slots != NULL && PyTuple_Check(slots) && PyTuple_GET_SIZE(slots) == DIFF_N_FIELDS;
+    for (Py_ssize_t i = 0; known && i < DIFF_N_FIELDS; i++) {
+        PyObject *slot = PyTuple_GET_ITEM(slots, i);
+        Py_ssize_t k = 0;
+        while (k < DIFF_N_FIELDS && (!PyUnicode_Check(slot) || PyUnicode_CompareWithASCIIString(slot, diff_fields[k].name))) {
+            k++;
+        }
+        known = k < DIFF_N_FIELDS;
+        if (known) {
+            diff_order[i] = diff_fields + k, names[i] = diff_fields[k].name;
+        }
+    }
+    Py_XDECREF(slots);
+    PyErr_Clear();
+    return known;
+}
 
 /* Whether a class has these slots and no others: filling them here is faster than the __init__ of a frozen class. */
 static int diff_learn_class(DiffClass *class, PyObject *type, const char *const *names, Py_ssize_t n) {
@@ -239,7 +281,8 @@ PyObject *sr_setup_diff(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     if (n != 3 || !PyTuple_Check(args[2]) || PyTuple_GET_SIZE(args[2]) > DIFF_MAX_FORMATS) {
         return sr_wrong_count("setup_diff");
     }
-    if (!diff_learn_class(&diff_diff_class, args[0], diff_fields, DIFF_N_FIELDS) || !diff_learn_class(&diff_meta_class, args[1], diff_meta_fields, DIFF_N_META)) {
+    const char *names[DIFF_N_FIELDS];
+    if (!diff_learn_order(args[0], names) || !diff_learn_class(&diff_diff_class, args[0], names, DIFF_N_FIELDS) || !diff_learn_class(&diff_meta_class, args[1], diff_meta_fields, DIFF_N_META)) {
         Py_RETURN_FALSE;
     }
     diff_n_formats = 0; /* of an earlier setup, whose objects stay: it happens once in a process */
@@ -310,31 +353,29 @@ static long diff_remaining_bits(uint64_t xor, int mantissa) {
     return mantissa < 0 ? -1 : mantissa - length;
 }
 
+/* The value of a field; NULL with an exception. In a row of the data file, an index is its place in row-major order. */
+static PyObject *diff_value(const DiffField *field, PyObject *name, PyObject *form, const SrFigures *f) {
+    const void *at = (const char *)f + field->at;
+    switch (field->kind) {
+    case DIFF_NAME: return Py_NewRef(name);
+    case DIFF_FORM: return Py_NewRef(form); /* a frozen value: one for both */
+    case DIFF_COUNT: return PyLong_FromUnsignedLongLong(*(const uint64_t *)at);
+    case DIFF_REAL: return PyFloat_FromDouble(*(const double *)at);
+    case DIFF_BITS: return PyLong_FromLong(f->remaining_bits);
+    case DIFF_INDEX: return form != NULL ? diff_index(f->worst, &f->form) : f->form.ndim ? PyLong_FromLongLong(f->worst) : Py_NewRef(Py_None);
+    case DIFF_NO_COUNT: return PyLong_FromLong(0);
+    case DIFF_NO_REAL: return PyFloat_FromDouble(-1.0);
+    case DIFF_NO_TEXT: break;
+    }
+    return Py_NewRef(diff_empty);
+}
+
 static PyObject *diff_fill(PyObject *name, PyObject *form, const SrFigures *f) {
-    PyObject *values[DIFF_N_FIELDS] = {
-        Py_NewRef(name),
-        form,
-        Py_NewRef(form), /* a frozen value: one for both */
-        PyLong_FromUnsignedLongLong(f->n_elements),
-        PyLong_FromUnsignedLongLong(f->n_different),
-        PyLong_FromLong(0),
-        PyFloat_FromDouble(f->max_abs),
-        PyFloat_FromDouble(f->max_rel),
-        PyFloat_FromDouble(f->rmse),
-        PyLong_FromUnsignedLongLong(f->max_ulp),
-        PyLong_FromLong(f->remaining_bits),
-        PyLong_FromUnsignedLongLong(f->n_nan),
-        PyLong_FromUnsignedLongLong(f->n_inf),
-        PyLong_FromUnsignedLongLong(f->n_zero_sign),
-        PyLong_FromUnsignedLongLong(f->n_subnormal),
-        diff_index(f->worst, &f->form),
-        PyFloat_FromDouble(f->worst_actual),
-        PyFloat_FromDouble(f->worst_expected),
-        PyFloat_FromDouble(-1.0),
-        PyFloat_FromDouble(-1.0),
-        Py_NewRef(diff_empty),
-        PyLong_FromUnsignedLongLong(f->n_from_zero),
-    };
+    PyObject *values[DIFF_N_FIELDS];
+    for (Py_ssize_t i = 0; i < DIFF_N_FIELDS; i++) {
+        values[i] = diff_value(diff_order[i], name, form, f);
+    }
+    Py_DECREF(form);
     return diff_make(&diff_diff_class, values, DIFF_N_FIELDS);
 }
 
@@ -370,8 +411,9 @@ void sr_measure(SrFigures *found) {
     struct stats_input in = f->input;
     in.actual = found->actual, in.expected = found->expected, in.n = (size_t)found->n_elements;
     stats_add_up(&t, &in, f->add, in.n * (size_t)f->bits / 8);
-    found->n_different = t.n_different, found->max_ulp = t.max_ulp, found->n_nan = t.n_nan, found->n_inf = t.n_inf;
-    found->n_zero_sign = t.n_zero_sign, found->n_subnormal = t.n_subnormal, found->n_from_zero = t.n_from_zero;
+#define DIFF_COPY_COUNT(name) found->name = t.name;
+    SR_COUNTS(DIFF_COPY_COUNT)
+    found->n_different = t.n_different, found->max_ulp = t.max_ulp;
     found->max_abs = t.max_abs, found->max_rel = t.max_rel;
     found->rmse = pow(t.n_finite ? t.squares / (double)t.n_finite : 0.0, 0.5); /* not sqrt, which rounds differently from Python's ** */
     found->worst_actual = t.worst_actual, found->worst_expected = t.worst_expected;
@@ -380,13 +422,23 @@ void sr_measure(SrFigures *found) {
 }
 
 PyObject *sr_diff_row(long long seq, Py_ssize_t position, PyObject *tensor, const SrFigures *d) {
-    typedef unsigned long long count;
-    PyObject *place = d->form.ndim ? PyLong_FromLongLong(d->worst) : Py_NewRef(Py_None);
-    return place == NULL ? NULL
-                         : Py_BuildValue(
-                               "LnOKidddKlKKKKNddddsK", seq, position, tensor, (count)d->n_different, 0, d->max_abs, d->max_rel, d->rmse,
-                               (count)d->max_ulp, d->remaining_bits, (count)d->n_nan, (count)d->n_inf, (count)d->n_zero_sign,
-                               (count)d->n_subnormal, place, d->worst_actual, d->worst_expected, -1.0, -1.0, "", (count)d->n_from_zero);
+    /* Not Py_BuildValue: its format would name each figure once more, in an order of its own that nothing holds to
+     * the class. */
+    enum { BEFORE = 3 }; /* the name, both forms and the number of elements are in the table of tensors */
+    PyObject *row = PyTuple_New(BEFORE + DIFF_N_FIELDS - DIFF_N_OF_TENSOR);
+    int failed = row == NULL;
+    for (Py_ssize_t i = 0; row != NULL && i < PyTuple_GET_SIZE(row); i++) {
+        PyObject *value = i == 0   ? PyLong_FromLongLong(seq)
+                          : i == 1 ? PyLong_FromSsize_t(position)
+                          : i == 2 ? Py_NewRef(tensor)
+                                   : diff_value(diff_order[i - BEFORE + DIFF_N_OF_TENSOR], NULL, NULL, d);
+        failed |= value == NULL;
+        PyTuple_SET_ITEM(row, i, value);
+    }
+    if (failed) {
+        Py_CLEAR(row);
+    }
+    return row;
 }
 
 /* diff(name, actual, expected): see numerics/diff.py. None for what is not plain, or differs in form. */

@@ -12,7 +12,7 @@ sign, and if the squares of the differences neither overflow nor underflow. Any 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -61,6 +61,7 @@ class Totals:
         worst_expected: Value of the reference's.
     """
 
+    # In the order of C's tuple: `_native_statistics` gives positions, and no names.
     n_different: int = 0
     max_abs: float = 0.0
     max_rel: float = 0.0
@@ -84,6 +85,11 @@ class Totals:
             if not self.worst_is_class:
                 self.worst = index
             self.max_abs = max(self.max_abs, gap)
+
+
+# Totals that are a figure of a result as they are.
+# The rest follows from several totals, or from a verdict.
+_FIGURES: Final = tuple({f.name for f in fields(Totals)} & {f.name for f in fields(TensorDiff)})
 
 
 def diff(name: str, actual: Value, expected: Value) -> TensorDiff:
@@ -126,21 +132,11 @@ def diff(name: str, actual: Value, expected: Value) -> TensorDiff:
         form_actual,
         form_expected,
         n_elements=n,
-        n_different=totals.n_different,
-        max_abs=totals.max_abs,
-        max_rel=totals.max_rel,
         rmse=(totals.squares / totals.n_finite) ** 0.5 if totals.n_finite else 0.0,
-        max_ulp=totals.max_ulp,
         remaining_bits=-1 if fmt is None else remaining_bits(totals.greatest_xor, fmt.mantissa),
-        n_nan=totals.n_nan,
-        n_inf=totals.n_inf,
-        n_zero_sign=totals.n_zero_sign,
-        n_subnormal=totals.n_subnormal,
         worst_index=_index(max(totals.worst, 0), shape, order)[: len(form_actual.shape)] if n else (),
-        worst_actual=totals.worst_actual,
-        worst_expected=totals.worst_expected,
         detail=detail,
-        n_from_zero=totals.n_from_zero,
+        **{name: getattr(totals, name) for name in _FIGURES},
     )
 
 

@@ -97,6 +97,7 @@ def plugin_file(device_type: str) -> PluginFile:
         UsageError: The file is missing or has a wrong entry.
     """
     for entry in importlib.metadata.entry_points(group=FILE_GROUP):
+        # `entry.load` would import the package: a report of another person's file must not.
         if entry.name == device_type:
             return _read(entry, device_type)
     return _NONE
@@ -126,6 +127,7 @@ def _read(entry: importlib.metadata.EntryPoint, device_type: str) -> PluginFile:
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{where} cannot be read: {error}.", slug="bad-plugin") from error
     for key in table:
+        # A misspelled key would be a setting without effect, and nobody would see it.
         if key not in _KEYS:
             raise UsageError(f"{where}: unknown key {brief(key)}. Keys: {', '.join(_KEYS)}.", slug="bad-plugin")
     facts: dict[str, Any] = {key.replace("-", "_"): _module(table, key, where) for key in _TEXTS if key in table}
@@ -186,6 +188,7 @@ def _patterns(tables: Any, where: str) -> tuple[tuple[tuple[str, ...], str, Caus
         if not isinstance(table, dict) or table.keys() != {"exception", "text", "means"}:
             raise _wrong(where, "missing", table, use)
         text, means = table["text"], table["means"]
+        # Each exception of the device is searched for it: a pattern of any length could take any time.
         if not isinstance(text, str) or len(text) > _MAX_PATTERN or means not in _MEANS:
             raise _wrong(where, "missing", table, use)
         try:

@@ -84,6 +84,7 @@ class NativeCalls(NamedTuple):
         # Python notes the state of the generator before the first draw.
         if plan.action is Action.RANDOM and not draws_noted:
             return
+        # Arrays of that length lie on C's stack: no call allocates.
         if len(plan.mutated) > core.MAX_WRITTEN or plan.n_returns > core.MAX_RETURNS:
             return
         # Each of its calls is watched, which Python does.

@@ -160,6 +160,8 @@ class _Process:
         if step != self.step:
             yield from self.end_step()
             self.step, self.started = step, max(self.now, self.steps.get(step, (0.0, 0.0))[0])
+            # Calls of a data file without times have durations alone: they are laid one after the other from the step's
+            # start.
             self.clock = dict.fromkeys(self.clock, self.started)
         yield from self._enter((("phase", where.phase), ("module", where.module)), when)
         args = where.args | {"call": seq, "status": status}
@@ -168,6 +170,7 @@ class _Process:
         for lane in () if self.timed else self._order(where.device):
             if lane not in times:
                 continue
+            # One lane waits for the other: what runs on one thread would look as if it ran at once.
             if self.serial:
                 self.clock = dict.fromkeys(self.clock, self.now)
             began = self.clock[lane]
@@ -175,6 +178,7 @@ class _Process:
             own = self._own(where.device)
             if own is None or self.replayed_us is None:
                 self.replayed_us = None
+            # The program's own side is its time, whatever shadowrun does; only the other side is overhead.
             elif lane != own:
                 self.replayed_us += times[lane]
             kind = "program" if lane == own else "replay"
@@ -192,6 +196,7 @@ class _Process:
         self, where: _Context, args: dict[str, Any], times: dict[int, float], when: _Times
     ) -> Iterator[dict[str, Any]]:
         own = self._own(where.device)
+        # Viewers refuse an event of negative length, and a file from anyone may have any numbers.
         yield _span(self.pid, PROGRAM, where.op, when.began, max(when.ended - when.began, 0.0), "call", args)
         for lane, began in when.at.items():
             took = when.judged - began if lane == JUDGE else times.get(lane, 0.0)
@@ -208,6 +213,7 @@ class _Process:
         """The lane of the program's own calls; None if both platforms are one device."""
         target, ref = self.devices
         kind = device.partition(":")[0]
+        # Both sides are the program's device: nothing in the file says which of the two runs was the program's.
         if target == ref:
             return None
         return TARGET if kind == target else REFERENCE if kind == ref else None

@@ -100,6 +100,7 @@ class Limits:
     terminal: int = 12
     markdown: int = 50
     html: int = 50
+    # Bounds the page: with all rows of a model with 100,000 shapes it would not open in a browser.
     opened: int = 2000
 
 

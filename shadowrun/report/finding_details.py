@@ -51,6 +51,7 @@ class FindingDetails:
 
     def pictures(self) -> Later:
         """The section of pictures."""
+        # Only HTML reads all calls for them: text and JSON of ten million calls need the groups alone.
         return Later(lambda: pictures_section(self.charts, sanitize(self._run.info)))
 
     def effects(self, findings: Sequence[Finding]) -> Later:
@@ -97,6 +98,7 @@ def facets(finding: Finding) -> tuple[tuple[str, tuple[str, ...]], ...]:
         "operator": (finding.op,),
         "cause": (str(finding.cause),) if finding.cause else (),
         "phase": tuple(map(str, finding.phases)),
+        # Each value is an attribute of the page, for each finding: a model may have 5,000 modules.
         "module": finding.modules[:MAX_FACETS],
         "first step": (str(finding.first_step),),
     }
@@ -110,6 +112,7 @@ def ranks(finding: Finding) -> tuple[tuple[str, float], ...]:
         ("calls", float(finding.n_calls)),
         ("first call", -float(finding.first_seq)),
         ("ULP", float(worst.max_ulp) if worst is not None else -1.0),
+        # NaN is unequal to itself: in a page's script it would leave the order to the browser.
         ("excess", worst.excess_actual if worst is not None and worst.excess_actual == worst.excess_actual else -1.0),
         ("modules", float(finding.n_modules)),
     )
@@ -156,6 +159,7 @@ def effect_of(places: Sequence[FindingOrigin], effects: Effects) -> tuple[float,
     """Rise of the accumulated error at a finding's calls, in a step, and the greatest one of their results."""
     keys = dict.fromkeys(place.key for place in places)
     reached = [effects.reach[key] for key in keys if key in effects.reach]
+    # Two origins may share a context and outcome, whose rise must count once.
     return sum(effects.rise.get(key, 0.0) for key in keys), max(reached, key=_size, default=-1.0)
 
 
@@ -220,6 +224,7 @@ def effects_section(
         ranked = [(finding, (-1.0, -1.0)) for finding in wrong]
     else:
         ranked = [(finding, effect_of(places.get(finding.number, ()), effects)) for finding in wrong]
+        # What was measured by a repair comes first; a rise may also be another operator's error that passes through.
         ranked.sort(key=lambda pair: (-_share(repairs, pair[0]), -pair[1][0], -_size(pair[1][1])))
     blocks += [_table(ranked, repairs, has_effects=effects is not None)]
     blocks += repair_blocks(repairs) or (Note(_NO_REPAIRS, "dim"),)

@@ -181,6 +181,7 @@ def run_document(run: Source, *, pictures: bool = False) -> Document:
         "steps": steps,
         "sources": sources,
     }
+    # Only with a baseline: without one, the JSON of a run stays as readers of format 1 know it.
     if since is not None:
         names = ("kind", "op", "module", "phase", "cause")
         rows = [
@@ -206,6 +207,7 @@ def run_document(run: Source, *, pictures: bool = False) -> Document:
         skipped_section(coverage),
         internal_failures_section(internal_failures),
     )  # fmt: skip
+    # Verdict, counts, remarks and findings come before all else: a first screen answers whether the run is right.
     head: list[Block | None] = [
         Note(f"On {info.target} the program {coverage.verdict}."),
         _counts(counts, n_own),
@@ -276,6 +278,7 @@ def _summary(findings: Sequence[Finding]) -> Table | None:
 
 def _remarks(info: RunInfo, known: LedgerUse, gate: analysis.Gate) -> Iterator[Cell]:
     """Notes that a reader must see before the figures."""
+    # A run that stop_on or --fail-fast ended says so itself, with the call.
     if not (info.complete or any(note.startswith(ENDED_EARLY) for note in info.notes)):
         yield _INCOMPLETE
     if info.unselected and info.unselected not in gate.line:
@@ -291,6 +294,7 @@ def _remarks(info: RunInfo, known: LedgerUse, gate: analysis.Gate) -> Iterator[C
 
 
 def _run_facts(info: RunInfo, steps: tuple[Step, ...], sources: tuple[SourceRun, ...]) -> Iterator[Fact]:
+    # Reports are published: the folder of the program names a user and a machine.
     argv = " ".join([os.path.basename(info.argv[0]), *info.argv[1:]]) if info.argv else ""  # noqa: PTH119 - no path
     rows = [
         ("target", _pairs(info.target, info.target_fingerprint)),
@@ -356,6 +360,7 @@ def run_issues(
     failing = {f.number for f in findings if {f.kind, change[f.number]} & set(fail_on)}
     rows = [_issue(f, info.target, "error" if f.number in failing else "warning", change[f.number]) for f in findings]
     rows += [_issue(f, info.target, "note", change[f.number]) for f in known]
+    # JUnit wants passed tests too: an operator with a finding of any kind is none.
     named = {issue.name for issue in rows}
     passed = tuple(o.op for o in operators if o.n_match and o.op not in named)
     return Issues(info.target, tuple(rows), passed, info.argv[0] if info.argv else "")

@@ -27,6 +27,8 @@ _ENTRY = """\
 for entry in importlib.metadata.entry_points(group="shadowrun.platforms", name={name}):
     entry.load()()"""
 _OWN = "{}.{}({}).__enter__()"
+# By torch's public functions, where shadowrun itself takes narrower private ones: scripts are shown to the maintainers
+# of torch and of platforms.
 _SETTINGS = {
     "threads": "torch.set_num_threads({})",
     "mkldnn": "torch.backends.mkldnn.enabled = {}",
@@ -130,6 +132,7 @@ def allowed_platforms(info: RunInfo, allowed: Permissions) -> RunInfo:
         DataFileError: It has flaws that do not exist.
     """
     flaws = simulated_flaws(info.target_fingerprint)
+    # Before anything of the platform is started: to start one may import a package or run another Python.
     target = trusted_spec(info.target, allowed.names, simulated=flaws is not None)
     simulated = simulated_flaws(info.ref_fingerprint) is not None
     ref = trusted_spec(info.ref, allowed.names, simulated=simulated, option="--ref")

@@ -46,6 +46,8 @@ def snippet(spec: ScriptSpec, flaws: tuple[str, ...] | None = None) -> str:
     target, ref = spec.target, spec.ref
     if spec.kind not in _KINDS or target is None or ref is None or ref.environment or ref.settings:
         return ""
+    # Variables hold from the start of a process, and settings from their line on: the two calls would need two
+    # processes.
     if target.environment and target.settings:
         return ""
     setup = [code(_SIMULATED, target.device, list(flaws))] if flaws is not None else []
@@ -129,10 +131,12 @@ def _literal_input(value: Any) -> Code:
 
 
 def _short(text: str) -> str:
+    # A longer text is no short one: the script itself is there for what does not fit.
     return text if len(text.splitlines()) <= MAX_LINES else ""
 
 
 def _digits(tensors: list[torch.Tensor]) -> int:
+    # So many digits tell each number of the format from its neighbours: with four, a small difference was invisible.
     return 17 if any(t.dtype in _WIDE for t in tensors) else 9
 
 

@@ -57,6 +57,7 @@ class CallPages:
             sqlite3.Error, OSError: The file cannot be read, or holds what the recorder does not write.
         """
         assert core is not None
+        # `select` takes the lock: `begin` alone takes none before the first statement.
         # In a transaction, SQLite's shared lock keeps writers away.
         connection.execute("begin")
         try:
@@ -90,10 +91,13 @@ def find(connection: sqlite3.Connection) -> CallPages | None:
     """The calls of the file of a connection, if each of them is as the recorder writes it; else None."""
     try:
         path = connection.execute("pragma database_list").fetchone()[2]
+        # Windows has no pread; a database in memory has no path.
         if core is None or not hasattr(os, "pread") or not path or Path(path).stat().st_size < MIN_BYTES:
             return None
         ((root,),) = connection.execute("select rootpage from sqlite_master where name = 'call'").fetchall()
         pages, last = CallPages(path, root), -1.0
+        # All at once, before the first use: a reader that met an irregular page in the middle would have counted half
+        # of it.
         while rows := pages.rows(connection, last):
             last = last_of(rows)
     except (sqlite3.Error, OSError, UnicodeError):
@@ -110,6 +114,7 @@ class _Pages:
         if len(header) < 100 or header[56:60] != _UTF_8.to_bytes(4, "big"):
             raise sqlite3.DatabaseError("its texts are not UTF-8")
         size = int.from_bytes(header[16:18], "big")
+        # The header has two bytes for it, in which 65,536 does not fit: SQLite's format writes 1.
         self.size = 1 << 16 if size == 1 else size
         self.usable = self.size - header[20]
         # A page is in the tree once: whoever changed the file may have made a circle of pages.

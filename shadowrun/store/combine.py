@@ -118,6 +118,7 @@ def check_platforms(files: Sequence[tuple[str, RunInfo]]) -> None:
     """
     name, first = files[0]
     for other, info in files[1:]:
+        # Without their indices: each rank has a device of its own, all of one kind.
         if _platforms(info) != _platforms(first):
             raise DataFileError(
                 f"{name!r} compares {first.target} with {first.ref}, and {other!r} {info.target} with {info.ref}: "
@@ -151,7 +152,9 @@ def merge_infos(sources: Sequence[SourceRun]) -> RunInfo:
         async_compare_s=async_compare_s,
         complete=all(i.complete for i in infos),
         notes=tuple(_notes(sources)),
+        # One exception: when a rank ends, the others raise as well, of a lost connection.
         raised=next((i.raised for i in infos if i.raised), ""),
+        # A pattern that one rank never met may be another's: stages of a pipeline have other modules.
         unselected=first.unselected if all(i.unselected for i in infos) else "",
     )
 

@@ -136,9 +136,11 @@ class RunCopier:
         runs = [
             dataclasses.replace(part.run, number=n, first_seq=n * block) for n, part in enumerate(parts, start=number)
         ]
+        # Statements name columns of the present schema; the user's file keeps its own.
         with connect.up_to_date(path) as present:
             connection.execute("attach database ? as old", (f"{present.absolute().as_uri()}?mode=ro",))
             try:
+                # One transaction a file: a damaged one leaves nothing of itself in the new file.
                 connection.execute("begin")
                 self._copy_file(list(zip(parts, runs, strict=True)))
                 connection.execute("commit")
@@ -171,6 +173,7 @@ class RunCopier:
         run = self._connection.execute
         for table, columns in _SHARED.items():
             self._share(table, columns)
+        # Shifted and not shared: evidence has figures of one call, so that hardly two verdicts are equal.
         (verdicts,) = run("select coalesce(max(id), 0) from main.verdict").fetchone()
         for sql in _OF_FILE:
             run(sql, {"verdicts": verdicts})

@@ -17,22 +17,24 @@ __all__ = [
     "severity",
 ]
 
-SCHEMA_VERSION = 8
-"""Kept in ``PRAGMA user_version``; raised whenever an older shadowrun could misread a new file."""
-
 APPLICATION_ID = 0x53484452
 """``SHDR``, kept in ``PRAGMA application_id``: marks a SQLite database as a data file of shadowrun."""
 
 POSITIONS = 65536
 """Most tensors that one call may return or mutate."""
 
+# Equal in all calls of an operator on one form, so that a table of their own has them once.
 _IN_TABLE_TENSOR = ("name", "actual", "expected", "n_elements")
 
 DIFF_COLUMNS = {f.name: str(f.type) for f in dataclasses.fields(TensorDiff) if f.name not in _IN_TABLE_TENSOR}
 """Columns of ``diff`` with a figure of `TensorDiff`, and the annotations of the fields."""
 
-DIFF_COLUMNS_SINCE = {"n_from_zero": 2}
+DIFF_COLUMNS_SINCE = {f.name: f.metadata["since"] for f in dataclasses.fields(TensorDiff) if "since" in f.metadata}
 """Schemas that added a column to ``diff``. Of an older file, the column reads -1: not known."""
+
+# A column of `diff` raises it by itself: who adds a field in `types` cannot forget the number here.
+SCHEMA_VERSION = max(8, *DIFF_COLUMNS_SINCE.values())
+"""Kept in ``PRAGMA user_version``; raised whenever an older shadowrun could misread a new file."""
 
 _SQL_TYPES = {
     "Count": "integer not null",
@@ -44,10 +46,9 @@ _SQL_TYPES = {
     "str": "text not null",
     "tuple[int, ...]": "",
 }
-_NOTES = {
+_NOTES = {f.name: f"-- {f.metadata['note']}" for f in dataclasses.fields(TensorDiff) if "note" in f.metadata} | {
     "worst_index": "-- place in row-major order; a JSON list where there is none; NULL: not known",
     "excess_actual": "-- NULL: the float64 reference was not computed",
-    "n_from_zero": "-- 0 on the reference, finite and not 0 on the target; -1: not counted",
 }
 
 
@@ -71,7 +72,7 @@ SCHEMA = f"""\
 --   6  diff is a table again, and its numbers are kept as they are: packed_diff is gone
 --   7  table api: functions and modules of torch that the program called
 --   8  table moment: when the parts of a call ran
---
+{"".join(f"--   {since}  diff.{name}{chr(10)}" for name, since in DIFF_COLUMNS_SINCE.items() if since > 8)}--
 -- NaN is stored as the text 'nan' (SQLite would make it NULL); infinities are stored as they are. What was not
 -- measured is -1; in call and in diff.excess_*, NULL.
 

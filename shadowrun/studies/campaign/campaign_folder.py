@@ -189,6 +189,8 @@ class CampaignFolder:
             raise _damaged(file, str(error)) from error
         s = settings
         if not s.targets or not 0 <= s.n < 1 << 63 or not 0 < s.timeout_s <= _MAX_SECONDS or s.memory_bytes < 1:
+            # A file from anyone: a number that no database holds, or a limit that no clock reaches, would end a worker
+            # later.
             raise _damaged(file, "it has no targets, or limits that are none")
         if max(map(len, (s.targets, s.mutators, s.compile, s.flaws))) > _MAX_NAMES:
             raise _damaged(file, f"it has more than {_MAX_NAMES} targets, mutators, backends or flaws")
@@ -236,6 +238,8 @@ class CampaignFolder:
         """
         import torch
 
+        # Another torch has other kernels and another decomposition: the same recipe gives another graph and other
+        # results.
         if self.settings.torch not in ("", str(torch.__version__)):
             raise DataFileError(
                 f"{str(self.path)!r} is a campaign with torch {brief(self.settings.torch)}, and this is torch "
@@ -377,6 +381,7 @@ def status_document(folder: CampaignFolder, now: Status, note: str = "") -> Docu
     """
     s = folder.settings
     of = f" of {s.n:,} ({100 * now.n_settled / s.n:.1f} %)" if s.n else ""
+    # Of the time of starts alone: a campaign that was stopped overnight was not slow.
     rate = 3600 * now.n_settled / now.wall_s if now.wall_s else 0.0
     facts = [
         Fact("targets", clip(", ".join(s.shown_targets), MAX_NAME)),
@@ -386,6 +391,7 @@ def status_document(folder: CampaignFolder, now: Status, note: str = "") -> Docu
         Fact("rate", f"{rate:,.0f} variants an hour, {1000 * now.cpu_s / max(now.n_settled, 1):.0f} ms of processor "
                      "time each"),
     ]  # fmt: skip
+    # An estimate of one start: shards that run at once each print that of their own part.
     if s.n and rate and now.n_settled < s.n:
         facts.append(Fact("left", f"{(s.n - now.n_settled) / rate * 60:,.0f} minutes at this rate and one start"))
     rows = tuple((name, f"{n:,}") for name, n in now.counts.items())

@@ -78,6 +78,7 @@ class CauseFile:
 def folder_name(signature: Signature) -> str:
     """The folder of a root cause: it stays the same while a campaign grows, and its number does not."""
     digest = hashlib.blake2b(str(signature).encode(), digest_size=3).hexdigest()
+    # A signature may come from a file of anyone, and becomes a path: no separator, no colon, and an end to its length.
     stem = re.sub(r"[^A-Za-z0-9_.]+", "-", f"{signature.op or 'program'}-{signature.kind}")[:_MAX_STEM]
     return f"{stem}-{digest}"
 
@@ -151,6 +152,7 @@ def _blocks(number: int, cause: RootCause, summary: Summary, made: CauseFile | N
     if cause.others:
         facts.append(Fact("also as", other_forms(cause)))
     if s.cause:
+        # Beside ours, so that figures can be held against the published study, which has three causes.
         facts.append(Fact("cause", f"{s.cause} (published: {published_cause(s.cause)})"))
     if s.raised:
         facts.append(Fact("exception", s.raised))
@@ -169,6 +171,7 @@ def _blocks(number: int, cause: RootCause, summary: Summary, made: CauseFile | N
                 Note("inputs.pt lies next to the script; its tensors are too large or too irregular to print.")
             )
         yield Section("Script", tuple(blocks), "Plain torch." if "shadowrun" not in made.text else "")
+    # The output is that of the long script, which checks itself: an issue needs what was seen, not what was expected.
     if made is not None and made.said:
         shown = {1: "It exits 1: the fault is there.", 0: "It exits 0 here."}.get(made.exits, "")
         yield Section(

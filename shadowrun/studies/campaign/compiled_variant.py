@@ -79,6 +79,8 @@ def compiled(variant: Variant, backend: str, device: torch.device, *, regions: b
             # None, not False: torch decides by itself then, which is its default.
             dynamic=True if option == "dynamic" else None,
             train=variant.execution.backward,
+            # Stages compile the program again for each: a campaign asks whether it is right, and the script's search
+            # asks where.
             ladder=False,
             regions=regions,
             time_limit_s=_LIMIT_S,
@@ -156,6 +158,7 @@ def _read(report: CompileReport, backend: str) -> tuple[str, str, list[tuple[str
         return "finding", "", [tuple(text[:300] for text in finding)]
     if report.outcome is RegionOutcome.UNVERIFIED:
         return "unverified", f"{report.verdict.explanation}: {report.verdict.evidence}"[:300], []
+    # A graph break runs eagerly and is equal to itself: that is no compiled variant that passed.
     if not report.n_graphs:
         return (
             "unverified",

@@ -119,6 +119,7 @@ def _plain(t: torch.Tensor) -> torch.Tensor:
     """A dtype in which torch can subtract."""
     if t.is_complex():
         return t.to(torch.complex128)
+    # A difference in float16 would overflow, and one of unsigned integers would wrap.
     return t.to(torch.float64) if t.is_floating_point() else t.to(torch.int64)
 
 

@@ -118,6 +118,7 @@ def _headline(summary: Summary) -> Iterator[Fact]:
         yield Fact("unsupported", f"{plural(len(missing), 'operator')}, of which the CPU computes {n_here:,}")
     if summary.new is not None:
         yield Fact("since then", f"{len(summary.new):,} new, {len(summary.gone):,} not found again")
+    # The bound is as weak as the platform with the fewest comparisons; a compiled one is another question.
     n = min((p.n_compared for p in summary.platforms if not p.is_compiled), default=0)
     if (bound := upper_bound(len(wrong), n)) is not None:
         yield Fact("no finding", f"in {n:,} compared variants: {_BOUND.format(100 * bound)}")
@@ -215,6 +216,7 @@ def _cause(number: int, cause: RootCause, summary: Summary, folder: str) -> Entr
 
 
 def _command(name: str, folder: str, *words: str) -> str:
+    # A folder that begins with a hyphen would be read as an option.
     return shlex.join(["shadowrun", "campaign", name, f"./{folder}" if folder.startswith("-") else folder, *words])
 
 
@@ -224,6 +226,7 @@ def _sentence(term: str) -> str:
 
 
 def _tone(kind: str) -> str:
+    # What a platform lacks gives no wrong number: it is work to do, and no fault.
     return "warn" if kind.endswith("fallback") or kind in (Kind.REFERENCE, *_UNSUPPORTED) else "bad"
 
 
@@ -264,6 +267,8 @@ def _platforms(summary: Summary) -> Table:
 
 def _oracle_blocks(summary: Summary) -> Iterator[Block]:
     for p in summary.platforms:
+        # Fused code rounds in another way than eager: no rule but bounds of whole graphs says which difference is
+        # wrong.
         if p.is_compiled or not p.n_compared:
             continue
         columns = [Column("oracle", "name"), Column("differ", "number"), Column("rate", "number")]
@@ -278,6 +283,7 @@ def _oracle_blocks(summary: Summary) -> Iterator[Block]:
         for o in p.oracles:
             row = [o.name, f"{o.n_differ:,}", _share(o.n_differ, p.n_compared)]
             if summary.is_simulated:
+                # Of the variants in which no flaw acted: only there is a difference surely false.
                 clean = p.n_compared - p.n_fired
                 row += [f"{o.n_missed:,}", _share(o.n_missed, p.n_fired), _share(o.n_alone, clean)]
             rows.append((*row, RULES.get(o.name, "")))
@@ -329,6 +335,7 @@ def _compiled(platforms: list[Platform]) -> Table:
     )
     rows = []
     for p in platforms:
+        # One outcome for a variant: a refusal is counted as a failure alone.
         other = p.statuses.get("finding", 0) - p.n_failed
         rows.append(
             (

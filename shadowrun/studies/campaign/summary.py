@@ -274,10 +274,12 @@ def summarise(
         n_variants=variants.n_distinct,
         n_duplicates=variants.n_duplicates,
         invalid=tuple(variants.invalid.most_common()),
+        # Shards that ran at once add up: the rate is that of one process, as in published figures.
         wall_s=sum(s.wall_s for s in sessions),
         jobs=max((s.jobs for s in sessions), default=1),
         is_simulated=simulated or bool(flaws),
         flaws=tuple(flaws),
+        # By all forms of a cause: the earlier campaign may have met add_ where this one met add.
         new=None if before is None else frozenset(_text(c) for c in causes if not earlier & _texts(c)),
         gone=tuple(sorted(earlier.difference(*map(_texts, causes)))),
         known=known_causes(causes, store.info.targets, ledger),
@@ -369,6 +371,7 @@ class _Counted:
         self.statuses[result.status] += 1
         self.masks[result.oracles] += 1
         self.cpu_us += result.cpu_us
+        # Once for a variant, however many of its calls raised: the rate is of variants.
         self.n_failed += any(f.kind == Kind.ERROR for f in result.findings)
         self.causes.update(
             f.cause for f in result.findings if f.kind in (Kind.MISMATCH, Kind.FORM) and f.role == TARGET

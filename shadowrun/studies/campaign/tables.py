@@ -23,6 +23,8 @@ STATUSES: Final = ("ok", "finding", "unsupported", "unverified", "failed")
 OPS: Final = ("ok", "unsupported", "fallback", "error")
 """Of an operator in a variant on a target."""
 
+# Numbers for all texts and two bytes a mutator: 100,000 variants are written while they run, and are read for each
+# report.
 SCHEMA: Final = """\
 -- Schema of a store of a campaign of shadowrun (SQLite).
 --

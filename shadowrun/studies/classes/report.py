@@ -96,6 +96,7 @@ def plots_of(study: Study) -> dict[str, str]:
 
 
 def _warnings(study: Study) -> Iterator[Note]:
+    # Not an error: two scripts may share a model, and outputs of one name can still be compared.
     if study.are_different_programs:
         yield Note(
             f"These are recordings of different programs: all have {study.n_common:,} calls in common, of "
@@ -123,6 +124,7 @@ def _warnings(study: Study) -> Iterator[Note]:
             "their elements were sampled. They are counted as different.",
             "warn",
         )
+    # As the published recordings, whose outliers had other inputs: 26 classes of which 20 are of hardware.
     if not any(p.provenance for p in study.platforms):
         yield Note(
             "The recordings do not say which inputs and weights were used: platforms that differ by more than rounding "
@@ -263,6 +265,7 @@ def _nearness(study: Study, output: OutputStudy) -> Section:
     before = -1
     for n_lost, labels in enumerate(classes.truncated):
         n = max(labels) + 1
+        # Only where the number falls: most bits, cut off, join no classes.
         if n != before:
             rows.append((str(classes.mantissa - n_lost), str(n), _joined(classes, labels)))
         before = n
@@ -290,6 +293,7 @@ def _joined(classes: Classes, labels: list[int]) -> str:
 
 
 def _graph(study: Study) -> Section:
+    # Most calls pass on the classes of their inputs: a table of all would hide the few that make them.
     changed = [c for c in study.changes if c.n_added or c.n_merged]
     columns = (
         *(Column("call", "name"), Column("step", "number"), Column("inputs", "number"), Column("results", "number")),
@@ -354,6 +358,7 @@ def _claims(claims: tuple[Claim, ...]) -> Section:
 def _who(study: Study, classes: Classes) -> dict[int, str]:
     """For each class its platforms: ``Broadwell 2, 4; Haswell 2``, or their names if all have one architecture."""
     facts = {p.name: p.facts for p in study.platforms}
+    # On one machine, platforms are settings: the architecture would name all of them alike.
     if len({own.get("architecture") for own in facts.values()}) == 1:
         return {c: ", ".join(m.platform for m in classes.members if m.label == c) for c in range(classes.n_classes)}
     found: dict[int, str] = {}
@@ -362,6 +367,7 @@ def _who(study: Study, classes: Classes) -> dict[int, str]:
         for m in classes.members:
             if m.label == c:
                 own = facts[m.platform]
+                # The number of the host's cores says nothing of a result that an accelerator computed.
                 cores = own.get("cores", "") if own.get("device", "cpu") == "cpu" else ""
                 groups.setdefault(own.get("architecture") or m.platform, {})[cores] = None
         ordered = {name: sorted(filter(None, cores), key=_number) for name, cores in groups.items()}

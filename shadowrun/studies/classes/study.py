@@ -147,6 +147,7 @@ class Study:
     @property
     def incomplete(self) -> list[str]:
         """Platforms whose program was killed while it was recorded."""
+        # A file without its end may lack the last calls: their classes would be of fewer platforms, without a word.
         return [p.name for p in self.platforms if not all(q.complete for r in p.recordings for q in r.processes)]
 
     @property

@@ -125,6 +125,7 @@ def _warnings(found: Determinism) -> Iterator[Cell]:
     if found.differing:
         after = "): seed its generators and its data before you blame an operator"
         yield naming("the program did not get the same in each run (", found.differing, _MAX_PLACES, after)
+    # By name: an operator that draws breaks in each run of an unseeded program, which is the program's fault.
     drawing = sorted(op for op in found.random if RUNS in found.broken_in(op))
     if drawing:
         yield naming("", drawing, _MAX_PLACES, " draw random numbers: torch.manual_seed makes them repeat")

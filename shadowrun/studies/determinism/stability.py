@@ -147,6 +147,7 @@ def _joined(values: Hashes, first: npt.NDArray[np.int64], skipped: npt.NDArray[A
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept)])
     position = (before[:-1] - np.repeat(before[first[:-1]], n_each)).astype(np.uint64)
     with np.errstate(over="ignore"):
+        # With the position: a sum alone would be the same after an exchange of two inputs.
         mixed = np.where(kept == 1, mix(values + (position + np.uint64(1)) * _GAMMA), np.uint64(0))
         total = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
         # Sums may wrap: their differences are right mod 2^64.
@@ -155,6 +156,7 @@ def _joined(values: Hashes, first: npt.NDArray[np.int64], skipped: npt.NDArray[A
 
 
 def _text_hash(text: str) -> int:
+    # Python's own hash of a text is another one in each process, and recordings come from several.
     data = np.frombuffer(text.encode(), np.uint8).astype(np.uint64)
     return int(_joined(data, np.array([0, len(data)]))[0])
 
@@ -173,6 +175,7 @@ def run_to_run(runs: Iterable[Mapping[Key, CallDigests]]) -> tuple[dict[str, Sta
     every = list(runs)
     for key, seen in _by_key(every).items():
         n_missing += len(seen) < len(every)
+        # By inputs: a call whose inputs differ between runs says nothing of its own operator.
         groups = _results_by_inputs(seen)
         of_op = found[key.op]
         worst = max(groups.values(), key=len)
@@ -194,6 +197,8 @@ def merged(platforms: Iterable[Mapping[str, Stability]]) -> dict[str, Stability]
     for outcomes in platforms:
         for op, other in outcomes.items():
             of_op = found[op]
+            # Results of two thread counts may be equal, so that their numbers cannot be added: the worst count is
+            # shown.
             if (other.n_distinct, other.n_runs) > (of_op.n_distinct, of_op.n_runs):
                 of_op.n_distinct, of_op.mode, of_op.n_runs = other.n_distinct, other.mode, other.n_runs
             of_op.n_holds += other.n_holds
@@ -215,6 +220,7 @@ def across_threads(runs: Mapping[int, Iterable[Mapping[Key, CallDigests]]]) -> d
     for key in keys:
         groups = {n: _results_by_inputs(seen[key]) for n, seen in seen_by_threads.items() if key in seen}
         of_op = found[key.op]
+        # What differs from run to run with one count of threads would differ between counts by chance.
         if len(groups) < 2 or any(len(counts) > 1 for group in groups.values() for counts in group.values()):
             continue
         results = {n: {inputs: next(iter(counts)) for inputs, counts in g.items()} for n, g in groups.items()}

@@ -93,6 +93,8 @@ class _Report:
         blocks += [Note(self._summary()), self._outcomes(), *precision_figure(found)]
         if found.flow.origins:
             blocks.append(Section("First divergence", tuple(self._first())))
+            # Each of them, not the first alone: behind the first divergence, inputs differ, and a second fault would go
+            # unseen.
             blocks.append(self._arising())
         if any(output.n_differ for output in found.outputs):
             blocks.append(self._outputs())
@@ -112,6 +114,7 @@ class _Report:
 
     def _headline(self) -> Iterator[Cell]:
         provenance = self._found.provenance
+        # First of all: hardware is credited with nothing where something else that went in differs.
         if not provenance.is_same:
             text = f"PROVENANCE DIFFERS: {provenance.line}. No difference below is credited to the platforms."
             yield (Span(text, opens=provenance.unnamed),) if provenance.unnamed else text
@@ -125,6 +128,7 @@ class _Report:
         text = f"{n:,} calls matched, {equal:,} of them equal"
         missing = self._found.n_missing
         text += f"; {missing:,} in one recording only" if missing else ""
+        # Without a call where a difference arises, all that differs came in from outside: rounding is not the question.
         if not self._found.flow.origins:
             given, unknown = (self._difference.count(o) for o in (Outcome.INPUT, Outcome.UNKNOWN))
             text += f"; {given:,} differ by what they were given" if given else ""
@@ -146,6 +150,7 @@ class _Report:
         return Table((Column("outcome"), Column("calls", "number"), Column("meaning")), tuple(rows))
 
     def _meaning(self, outcome: Outcome) -> str:
+        # Another version of a library may have another kernel under the same name, or under none.
         if outcome is Outcome.ALGORITHM and self._found.provenance.versions:
             return "equal inputs, other results; versions differ, and no other kernel is known"
         return _MEANING[outcome]
@@ -171,6 +176,7 @@ class _Report:
         if self._difference.outcome(pair) is Outcome.ARGUMENTS:
             rows.append(Fact("arguments", _two(a.arguments, b.arguments)))
         placements = [", ".join(_placements(r, c)) for r, c in self._data.calls(pair)]
+        # Shards of another split are other tensors: their digests cannot be equal.
         if placements[0] != placements[1]:
             rows.append(Fact("placement", _two(*(p or "none" for p in placements))))
         if self._difference.undeclared[pair]:

@@ -129,6 +129,7 @@ class DiffData:
         head = ("outcome", "call_first", "call_second", "step", "phase", "module", "operator", "line", "remaining",
                 "min_ulp", "max_ulp", "rounding", "origin")  # fmt: skip
         rows: list[tuple[object, ...]] = []
+        # Not the equal ones, which are nearly all of a million calls: CSV lists what a reader has to look at.
         for pair in self._difference.where(*ARISING, Outcome.INPUT, Outcome.UNKNOWN)[: self._limit].tolist():
             data = self._pair_data(pair)
             call = data["first"]
@@ -153,6 +154,7 @@ class DiffData:
         found: dict[tuple[str, str], dict[str, Any]] = {}
         for pair in np.flatnonzero(names[0] != names[1]).tolist():
             first, second = (str(of[pair]) for of in names)
+            # Counted by two names: attention of one device meets that of another in each layer, and one row says so.
             new = {"first": first, "second": second, "n_calls": 0, "n_equal": 0, "call": int(pairs[pair, 0])}
             row = found.setdefault((first, second), new)
             row["n_calls"] += 1

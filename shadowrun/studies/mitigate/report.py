@@ -112,6 +112,8 @@ def _warnings(sweep: Sweep) -> Iterator[str]:
             f"{best.name} replaces settings in which these platforms differ: {best.n_settings} of "
             f"{len(sweep.platforms)} are left different. On separate machines, set it on each of them"
         )
+    # One thread instead of many costs no processor time, and much time by the clock: a cheap mitigation may be a slow
+    # one.
     processor, wall = (best.ratio(base, which) for which in ("processor", "wall"))
     if best.mitigations and wall > max(_IDLE, _IDLE * processor):
         yield (
@@ -139,6 +141,7 @@ def _table(sweep: Sweep, trials: tuple[Trial, ...]) -> Table:
 def _row(sweep: Sweep, trial: Trial) -> tuple[Cell, ...]:
     is_best = trial is sweep.best and trial is not sweep.base
     tone = "good" if trial.is_complete and trial.n_classes == 1 else ""
+    # 0 classes: no platform recorded, which is not the fewest.
     n = f"{trial.n_classes}" if trial.n_classes else "-"
     return (
         trial.name,
@@ -158,6 +161,7 @@ def _ratio(ratio: float) -> str:
 def _note(sweep: Sweep, trial: Trial) -> str:
     if trial is sweep.base:
         return ""
+    # A mitigation that kills a platform's process leaves fewer classes, and has mended nothing.
     n_failed = sum(cell.outcome != RECORDED for cell in trial.cells)
     if n_failed:
         return f"fails on {_n(n_failed, 'platform')}"

@@ -44,6 +44,7 @@ class _Block(nn.Module):
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(n_in, n_out, 3, stride, 1, bias=False), nn.BatchNorm2d(n_out)
         self.conv2, self.bn2 = nn.Conv2d(n_out, n_out, 3, 1, 1, bias=False), nn.BatchNorm2d(n_out)
+        # Two modules and not one: calls are matched by their module's path, and one module would be called twice.
         self.act1, self.act2 = activation(), activation()
         self.skip = nn.Sequential()
         if stride != 1:
@@ -65,6 +66,7 @@ class ResNet18(nn.Sequential):
             blocks.append(_Block(n_in, n_out, stride, activation))
             n_in = n_out
         super().__init__(
+            # Without ImageNet's first pool and stride of 2: images of CIFAR-10 have 32 x 32 points.
             *(nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), activation()),
             *blocks,
             *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10), nn.Softmax(1)),
@@ -102,10 +104,12 @@ def _filled(net: nn.Module, scheme: str = "he") -> nn.Module:
                 parameter.copy_(torch.from_numpy(_SCHEMES[scheme](rng, tuple(parameter.shape))))
             elif parameter.shape and not bool((parameter == 1).all()):
                 parameter.copy_(torch.from_numpy(0.01 * rng.standard_normal(tuple(parameter.shape))))
+    # Batch norm in training takes statistics of one image, and would hide what the layers before it do.
     return net.eval()
 
 
 def _image(sample: int) -> torch.Tensor:
+    # By numpy: torch's random numbers depend on the instruction set, and each platform would get another image.
     rng = np.random.default_rng(100 + sample)
     return torch.from_numpy(rng.standard_normal((1, 3, 32, 32)).astype(np.float32))
 

@@ -199,6 +199,7 @@ def build_tree(n: int, size: Size) -> SummationTree:
 def _build(part: list[int], known: dict[int, int] | None, n: int, size: Size, nodes: list[tuple[int, ...]]) -> Building:
     """Append the nodes of a complete subtree, and return the number of its root."""
     first, *others = part
+    # Asked once for each pair: a question is a call of the platform's kernel.
     sizes = known if known is not None else {other: size(first, other) for other in others}
     groups = defaultdict(list)
     for other in others:

@@ -47,6 +47,7 @@ def study_document(study: RecordedStudy) -> Document:
     title, note, make = TABLES[study.name]
     heads, rows, more = make(study)
     columns = tuple(Column(head, "text" if number == 0 else "number") for number, head in enumerate(heads))
+    # A platform that wrote nothing is a line of the report: the number of classes is of the others alone.
     failed = [cell for cell in study.cells if cell.outcome != RECORDED]
     blocks: list[Block] = [
         Facts((machine_fact(), Fact("platforms", f"{len(study.specs)}: {', '.join(study.specs)}"))),
@@ -93,6 +94,7 @@ def _casts(study: RecordedStudy) -> Made:
     for variant in study.variants:
         net, _, dtype = variant.partition(":")
         classes = study.classes(variant)
+        # bfloat16 is ours: the paper casts to three dtypes, and an empty cell says so.
         published = _CASTS[net].get(dtype, ("", ""))
         rows.append((net, dtype, str(classes.n_classes), published[0], _bits(classes), published[1]))
         if classes.n_classes > 1:
@@ -135,6 +137,7 @@ def _cores(study: RecordedStudy) -> Made:
         chosen = [study.platforms[number] for number in numbers]
         for variant in study.variants:
             classes = study.classes(variant, chosen)
+            # Letters of all platforms, so that one letter means the same results in each row.
             everywhere = study.classes(variant).labels
             letters = " ".join(letter(everywhere[number]) for number in numbers)
             published = _PUBLISHED_CORES.get(n_threads, "")
@@ -148,6 +151,7 @@ def _multiplications(study: RecordedStudy) -> Made:
     rows: Rows = []
     for size in sizes:
         found = {f: study.classes(f"{size}:{f}") for f in filters}
+        # The published curve is of one filter size; the worst of ours is the one that may contradict it.
         least = min(found.values(), key=lambda classes: classes.min_precision)
         cells = (f"{c.n_classes} / {c.min_precision}" for c in found.values())
         most = str(max(c.n_classes for c in found.values()))
@@ -165,6 +169,7 @@ def _distributions(study: RecordedStudy) -> Made:
         partitions.add(tuple(classes.labels))
         rows.append((weights, inputs, str(classes.n_classes), "3", _bits(classes), _letters(classes)))
     same = len(partitions) == 1
+    # One class everywhere has one partition as well, and would be told as a confirmation.
     if all(max(labels) == 0 for labels in partitions):
         text = "All platforms agree in every combination: these platforms say nothing on the distributions."
     elif same:
@@ -192,6 +197,7 @@ def _activations(study: RecordedStudy) -> Made:
     rows: Rows = []
     layers: Rows = []
     for net, kind in dict.fromkeys(tuple(variant.split(":")[:2]) for variant in study.variants):
+        # The published figures are means over inputs: layers up and down are not whole numbers.
         samples = [variant for variant in study.variants if variant.startswith(f"{net}:{kind}:")]
         trends: list[str] = []
         shares: dict[str, list[tuple[float, float]]] = {}

@@ -84,6 +84,8 @@ class ReplayedCall:
     @property
     def is_flagged(self) -> bool:
         """Whether more than rounding parts it from the recording or from the reference."""
+        # Either: the judge of this machine misses what its own reference shares, and digests miss what looks like
+        # rounding.
         return self.outcome in _FLAGGED or self.is_fault
 
     @property
@@ -204,6 +206,7 @@ class Replay:
         for op, n in self.n_missing.items():
             replays_of(op).n_calls += n
             replays_of(op).n_missing += n
+        # After the calls: the program here may call operators of which the recording has no inputs.
         for op, row in found.items():
             row.propagated = (self.propagated or {}).get(op)
         return sorted(found.values(), key=_order)

@@ -85,6 +85,7 @@ def _summary(found: Replay) -> Iterator[str]:
     parts = [f"{found.count(o):,} {o.value}" for o in Outcome if o not in NOT_RUN and found.count(o)]
     yield f"{n_run:,} calls replayed" + (f": {', '.join(parts)}" if parts else "")
     n_missing = sum(found.n_missing.values())
+    # Each call that was not replayed is counted under a reason: what was not run was not passed.
     left = {
         "without captured inputs": n_missing,
         "captured and not compared": len(found.calls) - n_run,
@@ -198,6 +199,7 @@ def _bits(remaining: int) -> str:
 def _ulps(least: float, most: float) -> str:
     low = "" if math.isnan(least) else f"{least:.4g}"
     high = "" if math.isnan(most) else f"{most:.4g}"
+    # Digests give bounds, and samples a lower one: a single number only where both agree.
     return low if low == high else f"{low or '?'} to {high or '?'}"
 
 

@@ -62,6 +62,7 @@ def _summary(slowdown: Slowdown) -> Iterator[Cell]:
     if n:
         yield f"median operator: {slowdown.median_ratio:.2f} times as long"
     for bound in BOUNDS:
+        # Both numbers: the published one is of medians, and a gate must not fail on noise.
         slower, surely = len(slowdown.slower(bound)), len(slowdown.surely_slower(bound))
         noise = f" ({slower - surely} of them within the noise)" if surely < slower else ""
         share = f" ({100 * slower / n:.1f} %)" if n and not slowdown.of_program else ""
@@ -173,6 +174,7 @@ def slowdown_issues(slowdown: Slowdown, suite: str, fail_on: Collection[str], fi
 
 def _slow(slowdown: Slowdown, suite: str, fail_on: Collection[str]) -> Iterator[Issue]:
     critical = {o.op for o in slowdown.surely_slower(slowdown.critical_ratio)}
+    # Beyond the noise alone: a line in an alert that comes and goes from run to run is switched off.
     for o in slowdown.surely_slower(BOUNDS[0]):
         bound = slowdown.critical_ratio if o.op in critical else BOUNDS[0]
         yield Issue(

@@ -101,6 +101,8 @@ class Slowdown:
         timed = [m for ms in by_op.values() for m in ms]
         operators = [_operator(op, ms, n_steps) for op, ms in by_op.items()]
         return cls(
+            # In a program, the time that is lost decides what to mend: a slow operator that is called once costs
+            # nothing.
             operators=tuple(sorted(operators, key=lambda o: (-(o.lost_us if of_program else o.ratio), o.op))),
             failing=tuple(m for m in measured if m.on_target),
             left_out=tuple(m for m in measured if m.failed and not m.on_target),

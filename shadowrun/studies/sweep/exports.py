@@ -146,6 +146,7 @@ def _opinfo(sweep: Sweep) -> str:
             slug="bad-option",
         )
     names = {operator.name: str(known[operator.name].full_name) for operator in operators}
+    # Those that work in part too: their failing tests are skipped one by one, and the others guard what works.
     allowed = [names[o.name] for o in operators if o.support in (Support.FULL, Support.PARTIAL)]
     skips: dict[str, list[tuple[str, str | None, str | None, str]]] = {}
     for operator in operators:  # two entries may have one name
@@ -190,6 +191,7 @@ def _tests(f: FailingPart) -> tuple[tuple[str | None, str | None], ...]:
 
 
 def _failing(operator: OperatorSupport) -> list[FailingPart]:
+    # PyTorch's tests pass on a result that the CPU computed: to skip them would hide later failures.
     fallbacks = (Kind.SILENT_FALLBACK, Kind.WARNED_FALLBACK)
     return [f for f in operator.failing if f.finding.kind in FAILURES and f.finding.kind not in fallbacks]
 

@@ -91,6 +91,7 @@ def samples(name: str, dtype: str, seed: int, limit: int | None, *, grad: bool) 
     info = database()[name]
     seeded(f"{seed} {name} {dtype}")
     # Not `info.sample_inputs`, which sets a fixed seed.
+    # On the CPU, whatever the target: a sample that the device itself made could have its faults.
     made = info.sample_inputs_func(info, "cpu", getattr(torch, dtype), grad)
     return [
         Sample(s.input, tuple(s.args), dict(s.kwargs), s.output_process_fn_grad, STAYS.get(info.name, ()))
@@ -126,6 +127,7 @@ def without_steps() -> Iterator[None]:
 
 def seeded(text: str) -> None:
     """Seed all random generators that samples are drawn from."""
+    # Of the name, not of a counter: a case that is run alone, by its script, gets the same values.
     number = zlib.crc32(text.encode())
     torch.manual_seed(number)
     random.seed(number)

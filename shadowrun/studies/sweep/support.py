@@ -167,6 +167,7 @@ def _operator(name: str, parts: dict[tuple[str, Part], _Tally]) -> OperatorSuppo
             FailingPart(dtype, part, finding, n, of, first, inputs)
             for finding, n, first, inputs in tally.failing.values()
         ]
+    # In one order for each reading: reports of two releases are compared line by line.
     failing.sort(key=lambda f: (FAILURES.index(f.finding.kind), f.dtype, f.part, f.finding.op, f.finding.explanation))
     by_part = {key: support_of(tally.counts) for key, tally in sorted(parts.items())}
     return OperatorSupport(name, support_of(total), by_part, dict(total), tuple(failing))
@@ -303,6 +304,7 @@ class Sweep:
     def percent_full(self) -> float:
         """Percentage of the tested operators that are full; 0 if no operator was tested."""
         counts = self.table.by_support
+        # An operator that no case tested says nothing of the platform, and would lower its percentage.
         tested = sum(counts.values()) - counts[Support.UNTESTED]
         return 100.0 * counts[Support.FULL] / tested if tested else 0.0
 
@@ -390,8 +392,10 @@ def joined(paths: Sequence[Path]) -> Sweep:
             )
     whole = dataclasses.replace(
         infos[0],
+        # Shards run at the same time, on machines of their own.
         wall_s=max(info.wall_s for info in infos),
         cpu_s=sum(info.cpu_s for info in infos),
+        # A shard that was cut would make an operator full whose failing cases were never run.
         complete=all(info.complete for info in infos),
     )
     return Sweep(whole.target, whole, SupportTable.from_results(results.items()))

@@ -68,6 +68,7 @@ class Trend:
         """
         releases: list[Release] = []
         for name, sweep in sweeps:
+            # Of the release before, not of the first: a table of releases says when an operator was lost.
             before = _supports(releases[-1].sweep) if releases else None
             releases.append(_release(name, sweep, before))
         return cls(tuple(releases))

@@ -52,6 +52,8 @@ def guarded(edit: Edit, name: str, x: Ref) -> Ref:
     if name in _POSITIVE:
         return edit.call(aten.add.Scalar, edit.call(aten.abs.default, x), 0.5)
     if name in _UNIT:
+        # Not to 1: asin, atanh and erfinv are steep there, and one unit of the argument's rounding would be many of the
+        # result's.
         return edit.call(aten.mul.Scalar, edit.call(aten.tanh.default, x), 0.9)
     if name in _ABOVE_ONE:
         return edit.call(aten.add.Scalar, edit.call(aten.abs.default, x), 1.0)
@@ -63,6 +65,8 @@ def unary(edit: Edit, name: str, x: Ref) -> Ref:
     if name == "clamp_max_7":
         return edit.call(aten.clamp_max.default, x, 7)
     if name == "nan_to_num":
+        # Its default for infinities is the largest number, which the next sum takes out of the range or not, by its
+        # order.
         return edit.call(aten.nan_to_num.default, x, 0.0, 1.0, -1.0)
     return edit.call(op_named(name), guarded(edit, name, x))
 
@@ -76,8 +80,11 @@ def binary(edit: Edit, name: str, x: Ref, y: Ref, t: torch.Tensor) -> Ref:
     if not t.is_floating_point() and name not in _INTEGER_BINARY:
         raise Invalid(f"{name} of {t.dtype}")
     if name in _GUARDED_BINARY:
+        # Divided by numbers near 0, the error of the divisor would be all of the result: no platform could be told
+        # wrong.
         return edit.call(op_named(name), x, edit.call(aten.add.Scalar, edit.call(aten.abs.default, y), 0.5))
     if name == "pow.Tensor_Tensor":
+        # A negative base to a broken power is NaN, and large exponents leave the range of 16 bits at once.
         base = edit.call(aten.add.Scalar, edit.call(aten.abs.default, x), 0.5)
         return edit.call(aten.pow.Tensor_Tensor, base, edit.call(aten.tanh.default, y))
     if name == "where":
@@ -112,6 +119,7 @@ def _softmax(edit: Edit, x: Ref, t: torch.Tensor, rng: CounterRng) -> Ref:
 def _cumulative(edit: Edit, x: Ref, t: torch.Tensor, rng: CounterRng) -> Ref:
     d = _dim(t, rng)
     kind = rng.choice(("cumsum", "logcumsumexp", "cummax", "cummin", "cumprod"))
+    # As in `_centred`: products of larger numbers leave the range, depending on the order of their factors.
     if kind == "cumprod":
         x = edit.call(aten.tanh.default, x)
     return edit.call(op_named(kind), x, d)
@@ -131,6 +139,7 @@ def _sort(edit: Edit, x: Ref, t: torch.Tensor, rng: CounterRng) -> Ref:
 
 def _topk(edit: Edit, x: Ref, t: torch.Tensor, rng: CounterRng) -> Ref:
     d = _dim(t, rng)
+    # All elements of a row, sorted: of several equal ones, which are the k greatest is not defined.
     return edit.call(aten.topk.default, x, t.shape[d], d, rng.chance(0.5), True)
 
 
@@ -143,6 +152,8 @@ def _triangle(edit: Edit, x: Ref, t: torch.Tensor, rng: CounterRng) -> Ref:
 def _layer_norm(edit: Edit, x: Ref, t: torch.Tensor, rng: CounterRng) -> Ref:
     if not t.dim():
         raise Invalid("no dimension")
+    # Over the last one or two dimensions, as in models; over one of size 1 the result is the bias, which is a case as
+    # well.
     sizes = list(t.shape[-1 - rng.below(min(2, t.dim())) :])
     weight, bias = (_weight(edit, t, sizes, mean=m) for m in (1.0, 0.0)) if rng.chance(0.6) else (None, None)
     return edit.call(aten.native_layer_norm.default, x, sizes, weight, bias, rng.choice((1e-5, 1e-6, 1e-12)))
@@ -182,6 +193,7 @@ def _linear(edit: Edit, x: Ref, t: torch.Tensor, rng: CounterRng) -> Ref:
     if not 0 < n <= 512:
         raise Invalid("rows too long for a product")
     flat = edit.call(aten.reshape.default, x, [t.numel() // n, n])
+    # So that values keep their size: a hundred mutations would else overflow, or end in zeros.
     weight = _weight(edit, t, [n, n], std=round(n**-0.5, 3))
     if rng.chance(0.5):
         out = edit.call(aten.mm.default, flat, edit.call(aten.t.default, weight))
@@ -201,6 +213,7 @@ def _attention(edit: Edit, x: Ref, t: torch.Tensor, rng: CounterRng) -> Ref:
         out = edit.call(aten.bmm.default, weights, three)
     else:
         four = edit.call(aten.unsqueeze.default, three, 1)
+        # As many keys as values: with fewer, a kernel of the CPU reads behind the end of the keys.
         attend = aten.scaled_dot_product_attention.default
         out = edit.call(attend, four, four, four, None, 0.0, rng.chance(0.5))
     return edit.call(aten.reshape.default, out, list(t.shape))
@@ -217,6 +230,7 @@ def _convolution(edit: Edit, x: Ref, t: torch.Tensor, rng: CounterRng) -> Ref:
     fan_in = (1 if depthwise else channels) * k**n
     weight = _weight(edit, t, [channels, channels // groups, *[k] * n], std=round(fan_in**-0.5, 3))
     bias = _weight(edit, t, [channels]) if rng.chance(0.5) else None
+    # A layer keeps the shape, so that it fits anywhere: what reads the value was captured with its sizes.
     pad = dilation if k == 3 else 0
     return edit.call(
         aten.convolution.default, x, weight, bias, [1] * n, [pad] * n, [dilation] * n, False, [0] * n, groups
@@ -270,10 +284,12 @@ def _batch_norm(edit: Edit, x: Ref, t: torch.Tensor, rng: CounterRng) -> Ref:
     stats = edit.input(mean), edit.input(variance)
     if rng.chance(0.5):
         return edit.call(op_named("_native_batch_norm_legit_no_training"), x, weight, bias, *stats, 0.1, 1e-5)
+    # Never in evaluation without running statistics: that ends in a segmentation fault of the CPU's kernel.
     return edit.call(op_named("_native_batch_norm_legit.no_stats"), x, weight, bias, True, 0.1, 1e-5)
 
 
 def _index_input(edit: Edit, sizes: list[int], n: int, *, once: bool) -> Ref:
+    # From the shape at the time of the mutation: later ones leave alone what decides an index (`Draft.pinned`).
     fill = Fill("permutation") if once else Fill("integers", 0, n - 1)
     return edit.input(Input("added", tuple(sizes), torch.int64, fill))
 
@@ -326,6 +342,7 @@ def _split_and_joined(edit: Edit, x: Ref, t: torch.Tensor, rng: CounterRng) -> R
     n = t.shape[d]
     if n < 2:
         raise Invalid("nothing to split")
+    # Neither part is empty: the exchange of the two is then a change of the values, which a wrong offset would show.
     first = 1 + rng.below(n - 1)
     parts = edit.call(aten.split_with_sizes.default, x, [first, n - first], d)
     return edit.call(aten.cat.default, [parts._replace(output=1), parts], d)
@@ -368,6 +385,7 @@ def _every_other(edit: Edit, x: Ref, t: torch.Tensor, rng: CounterRng) -> Ref:
     """The same values in every other place of memory, behind an offset."""
     if not t.dim():
         raise Invalid("no dimension")
+    # Memory with gaps comes about as in programs, by a select of a result: no call of a variant sets strides by hand.
     both = edit.call(aten.stack.default, [edit.call(aten.neg.default, x), x], t.dim())
     return edit.call(aten.select.int, both, -1, rng.below(2))
 
@@ -381,6 +399,7 @@ def _through_dtype(edit: Edit, x: Ref, t: torch.Tensor, rng: CounterRng) -> Ref:
 
 
 def _through_complex(edit: Edit, x: Ref, t: torch.Tensor, rng: CounterRng) -> Ref:
+    # The CPU transforms no 16-bit numbers, and a program that the reference refuses is an invalid variant.
     if t.dtype not in (torch.float32, torch.float64) or not t.numel() or not t.dim():
         raise Invalid("no transform of this dtype")
     if rng.chance(0.5):

@@ -183,6 +183,7 @@ def _scaled(group: Sequence[int], was: int, n: int, sizes: dict[int, int]) -> li
         if n == 1:
             return []
         raise Invalid("a dimension that the view does not have")
+    # The captured number may be the old size by chance: what fits the new elements decides.
     renamed = [sizes.get(k, k) for k in group]
     if math.prod(renamed) == n:
         return renamed
@@ -196,6 +197,7 @@ def _scaled(group: Sequence[int], was: int, n: int, sizes: dict[int, int]) -> li
 def _expand(node: Node, change: _Change) -> Node:
     had, has, sizes = change.had, change.has, change.sizes
     lead = len(change.out) - len(has)
+    # A dimension that was expanded has size 1 in the input, whose new size says nothing of it.
     new = [has[k - lead] if k >= lead and had[k - lead] == n else sizes.get(n, n) for k, n in enumerate(change.out)]
     return _with(node, 1, tuple(new))
 

@@ -44,6 +44,7 @@ def value_to_change(draft: Draft, rng: CounterRng, *, floats_only: bool = False)
         ref
         for ref, t in draft.tensors()
         if ref in uses
+        # A changed index may lie outside of a table: most kernels of the CPU do not look, and the process would end.
         and ref.node not in pinned
         and (t.is_floating_point() or not (floats_only or t.is_complex() or t.dtype is torch.bool))
     ]
@@ -75,6 +76,7 @@ class Insert:
         node, output, name = params
         ref = ref_of(draft.graph, node, output)
         t = draft.trace.tensor(ref)
+        # Parameters of a recipe may come from a file of anyone: `apply` checks what `propose` chose.
         if name not in (layers.FLOAT if t.is_floating_point() else layers.INTEGER):
             raise Invalid(f"no operator {name!r} of {t.dtype}")
         edit = behind(draft, ref)
@@ -97,6 +99,8 @@ class InsertBinary:
         others = [
             other
             for other, u in draft.tensors()
+            # Without type promotion and a larger result: whatever reads the value was captured with its dtype and
+            # shape.
             if other.node <= ref.node and u.dtype is t.dtype and _broadcasts_into(u.shape, t.shape)
         ]
         return (*ref, rng.choice(layers.BINARY), *rng.choice(others or [ref]), rng.below(2))
@@ -137,6 +141,7 @@ class InsertLayer:
         if not t.is_floating_point():
             raise Invalid("a layer of no floats")
         edit = behind(draft, ref)
+        # A recipe holds one small number, and the generator makes all details of a layer from it, anywhere the same.
         return draft.changed(edit.done({ref: layers.LAYERS[name](edit, ref, t, CounterRng(name, number))}))
 
 
@@ -178,6 +183,7 @@ class Remove:
         ref = list(node.refs())[k]
         edit = Edit(draft.graph, at, drop=True)
         new = fitted(edit, ref, draft.trace.tensor(ref), draft.trace.tensor(Ref(at)))
+        # Calls that only the removed one read would run for nothing, and would be in the identity of the variant.
         return draft.changed(edit.done({Ref(at): new}).without_dead_code())
 
 
@@ -193,6 +199,7 @@ class Duplicate:
         found = []
         for at, node in enumerate(draft.graph.nodes):
             value = draft.trace.value(Ref(at))
+            # A second write would go to a value that is read elsewhere, and what is read then depends on the order.
             if at in draft.pinned or not isinstance(value, torch.Tensor) or info(node.op).writes:
                 continue
             found += [(at, k) for k, a in enumerate(node.args) if type(a) is Ref and _same_form(draft, a, value)]
@@ -236,6 +243,7 @@ class Swap:
     def _inner(draft: Draft, at: int, k: int) -> int | None:
         """Number of the argument that the first call passes on to the second one in the same form."""
         ref = draft.graph.nodes[at].args[k]
+        # A value that another call reads as well cannot go: the two calls would both have to stay.
         if type(ref) is not Ref or ref.node < 0 or ref.output or draft.uses[ref] != [at]:
             return None
         first, value = draft.graph.nodes[ref.node], draft.trace.value(Ref(at))
@@ -290,6 +298,8 @@ class Replace:
         edit = Edit(draft.graph, at, drop=True)
         x = node.args[0] if node.args else None
         if type(x) is Ref and draft.trace.tensor(x).is_floating_point():
+            # Without it nearly all of log, acos or rsqrt would be NaN, which is compared by its class and hides all
+            # else.
             node = Node(node.op, (layers.guarded(edit, name, x), *node.args[1:]), node.kwargs, node.module)
         new = with_operator(node, name)
         ref = edit.add(new)
@@ -299,6 +309,7 @@ class Replace:
     def _value(draft: Draft, at: int, new: Node) -> Any:
         """What the call returns; the guard in front of it changes no form."""
         old = draft.graph.nodes[at]
+        # The guard is in the edit only, which has not run; its result has the form of its argument.
         return run_node(Node(new.op, (*old.args[:1], *new.args[1:]), new.kwargs), draft.trace)
 
 
@@ -328,6 +339,7 @@ class Weights:
             raise Invalid("no such weights")
         old, ref = graph.inputs[k], Ref(-1 - k)
         if kind == "wider":
+            # Values of inputs are generated from their fill: no call is needed, as it is for an order or a sign.
             new = replace(old, fill=Fill("normal", old.fill.a if old.fill.kind == "normal" else 0.0, 2.0))
             return draft.changed(Graph((*graph.inputs[:k], new, *graph.inputs[k + 1 :]), graph.nodes, graph.outputs))
         # In front of all calls: each that reads the weights reads the changed ones.
@@ -347,6 +359,7 @@ class Weights:
         return draft.changed(edit.done({ref: out}))
 
 
+# program.
 _MAX_DONOR: Final = 24
 
 

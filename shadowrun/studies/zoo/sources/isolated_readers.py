@@ -159,6 +159,7 @@ class IsolatedCalls:
 
 
 def _entry_of(function: Callable[..., Any]) -> str:
+    # By name and not by pickle: what a worker is asked to do is JSON, which a hostile file cannot turn into a call.
     return f"{function.__module__}:{function.__name__}"
 
 
@@ -169,6 +170,7 @@ def _function_at(entry: str) -> Callable[[Any], Any]:
 
 
 def _pool(name: str, settings: dict[str, Any]) -> Pool[Candidate]:
+    # One process: the order of programs in a zoo is that of the candidates, and a crash names exactly one.
     return Pool(f"{__name__}:{name}", settings, 1, Limits(_SECONDS, at_most_free(_MEMORY)))
 
 

@@ -66,6 +66,7 @@ def scaled(kind: Any, level: int) -> Any:
     Raises:
         Exception: What the class raises.
     """
+    # Made anew and not changed in place: many configurations derive lists and widths from others when they are made.
     config = kind(**_smaller(kind(), level))
     for one in (config, *(v for v in vars(config).values() if hasattr(v, "model_type") and hasattr(v, "to_dict"))):
         if getattr(one, "pad_token_id", None) is None:
@@ -78,6 +79,7 @@ def scaled(kind: Any, level: int) -> Any:
 def _smaller(config: Any, level: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in vars(config).items():
+        # Derived from what is scaled: with the old lists, a class refuses its new number of layers.
         if name.startswith("_") or _DERIVED.search(name):
             continue
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
@@ -98,6 +100,7 @@ def _distinct_tokens(found: dict[str, Any]) -> None:
     """Special tokens inside the vocabulary, each its own."""
     special = [name for name in sorted(found) if _TOKEN.search(name) and type(found[name]) is int]
     low = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    # From the end, where `_HIGHEST_TOKEN` keeps inputs away: a token of an image in a text asks for an image.
     for k, name in enumerate(n for n in special if n not in low):
         found[name] = VOCABULARY - 2 - k
     found.update({name: k for name, k in low.items() if name in found})
@@ -109,6 +112,7 @@ def _replaced(name: str, value: Any, level: int) -> Any:
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, float):
+        # Random numbers differ between devices: a program without them can be compared in all its values.
         return 0.0 if _DROPOUT.search(name) else value
     if isinstance(value, (list, tuple)) and value and all(type(v) is int for v in value):
         return _replaced_list(name, value, level) if level < 3 else value
@@ -117,6 +121,7 @@ def _replaced(name: str, value: Any, level: int) -> Any:
     if "vocab" in name and value > VOCABULARY:
         return VOCABULARY
     if _TOKEN.search(name):
+        # Inside the small vocabulary: an embedding looks up a token without a look at its size.
         return 3 if value >= 3 else value + 0
     for pattern, most in (
         (_ONE, 1),
@@ -210,9 +215,11 @@ def _extras(model: Any, parameters: Any, given: dict[str, Any]) -> dict[str, Any
     ):
         extras["decoder_input_ids"] = _tokens("decoder_input_ids")
     if "use_cache" in parameters:
+        # A cache is state of a Python class: what a call adds to it would be missing in the captured graph.
         extras["use_cache"] = False
     if "attention_mask" in parameters and "input_ids" in given:
         extras["attention_mask"] = torch.ones(_BATCH, _LENGTH, dtype=torch.int64)
+    # Contrastive models compute a loss only then, and without one there is no backward pass.
     if "return_loss" in parameters:
         extras["return_loss"] = True
     return {k: v for k, v in extras.items() if k not in given}
@@ -247,6 +254,7 @@ def _made(model: Any, name: str, shape: int) -> Any:
         return torch.zeros(_BATCH, _LENGTH, dtype=torch.int64)
     if name == "bbox":
         low = input_values.make_input(Input(name, (_BATCH, _LENGTH, 2), torch.int64, Fill("integers", 0, 40)))
+        # Corners in order: models refuse a box whose right side is left of its left one.
         return torch.cat([low, low + 5], -1)
     if name in ("pixel_values", "pixel_values_videos", "image", "images"):
         return _image(config, name)
@@ -261,6 +269,7 @@ def _made(model: Any, name: str, shape: int) -> Any:
         return _floats(name, _BATCH, n_bins, n_frames) if shape == 0 else _floats(name, _BATCH, n_frames, n_bins)
     if name in ("past_values", "past_time_features", "past_observed_mask", "future_values", "future_time_features"):
         return _series(config, name)
+    # A guess could give a program that computes NaN alone, which passes everywhere.
     raise LeftOut(f"no rule for its input {name}")
 
 
