@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Arguments",
     "OverBudget",
+    "arguments_by_name",
     "at_offsets",
     "copy_mutated",
     "copy_on_device",
@@ -109,7 +110,7 @@ def plan_with_cpu_tensors(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str,
     if not any(isinstance(t, torch.Tensor) and t.is_cpu for t in (*args, *kwargs.values())):
         return plan
     written = {a.name for a in plan.mutated}
-    given = _named(plan, args, kwargs).items()
+    given = arguments_by_name(plan, args, kwargs).items()
     names = [n for n, t in given if isinstance(t, torch.Tensor) and t.is_cpu and n not in written]
     return replace(plan, on_cpu=tuple(dict.fromkeys((*plan.on_cpu, *names))))
 
@@ -118,11 +119,12 @@ def kept_on_cpu(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """The tensors of a call that lie on the CPU wherever it runs."""
     if not plan.on_cpu:
         return []
-    given = _named(plan, args, kwargs)
+    given = arguments_by_name(plan, args, kwargs)
     return [t for name in plan.on_cpu if isinstance(t := given.get(name), torch.Tensor) and t.device.type == "cpu"]
 
 
-def _named(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def arguments_by_name(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a call by their names in the schema, without defaults."""
     return dict(zip((a.name for a in schema_of(plan.func).arguments), args, strict=False)) | kwargs
 
 

@@ -7,19 +7,26 @@ then they wait on the device, as copies, within a bound: where that is reached, 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from shadowrun.intercept.torchapi import as_in_handler, with_isolated_warnings
+from shadowrun.judge.device_closeness import allowed_ulp, is_far, room_of_sums, squares
+from shadowrun.judge.rounding_bounds import reduction_length
 from shadowrun.numerics.form import form_difference
+from shadowrun.operators.facts import facts
+from shadowrun.operators.vendor_ops import compared
 from shadowrun.platforms.unsupported import classify, limit_of_host
 from shadowrun.replay.call import CallRun, argument, run_own
 from shadowrun.replay.comparator import result_on_other_device
 from shadowrun.replay.context import BUDGET, CUSTOM, ReplayContext
 from shadowrun.replay.copies import (
     OverBudget,
+    arguments_by_name,
     copy_mutated,
     copy_on_device,
     mirror,
@@ -30,6 +37,7 @@ from shadowrun.replay.copies import (
 )
 from shadowrun.replay.input_copies import TOO_LARGE, InputCopies, are_too_large, run_before_copies
 from shadowrun.replay.platform_runs import refused
+from shadowrun.torch_private import schema_of
 from shadowrun.types import Status, Verdict
 
 if TYPE_CHECKING:
@@ -47,6 +55,8 @@ _CPU = torch.device("cpu")
 _MAX_PENDING = 256
 # Pending copies lie in the accelerator's memory, which the program needs.
 _MAX_BYTES = 1 << 30
+_Far: TypeAlias = Callable[[int, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
+"""Flag of a result by its number: whether the judge has to look; None where every bit counts."""
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -101,6 +111,11 @@ class TwoSettingsPath:
         self._max_bytes = context.config.max_bytes
         self._pending: list[_Pending] = []
         self._held_bytes = 0
+        target, ref = context.target.platform, context.ref.platform
+        # A tolerance of the user decides alone.
+        own_rules = context.config.tolerance_on(str(target)) is not None
+        self._wide = context.ref if ref.compute_dtype else context.target
+        self._recomputes = bool(target.compute_dtype or ref.compute_dtype) and not own_rules
         # An exception at the very call needs its flag at once.
         self._max_pending = 1 if context.config.stop_on else _MAX_PENDING
 
@@ -218,13 +233,41 @@ class TwoSettingsPath:
         return CallRun(tuple(args), kwargs, out, own.ns, fallback, own.began)
 
     def _leave_flag(self, call: Call, pristine: Arguments, actual: CallRun, expected: CallRun, random: bool) -> None:
-        actual_values, expected_values = actual.values(call.plan), expected.values(call.plan)
-        flags = _flags(actual_values, expected_values)
+        # Results that a counterpart of the operator lacks are not compared.
+        plan = call.plan if expected.out is None else compared(call.plan, expected.out)
+        actual_values, expected_values = actual.values(plan), expected.values(plan)
+        far = self._far(call, pristine, expected_values) if self._recomputes and not random else None
+        flags = _flags(actual_values, expected_values, far)
         copies = tensors_in((*pristine[0], *pristine[1].values(), *actual_values, *expected_values))
         self._held_bytes += sum(t.nbytes for t in copies if t.layout is torch.strided)
         self._pending.append(_Pending(call, pristine, actual, expected, flags, random))
         if len(self._pending) >= self._max_pending or self._held_bytes > min(self._max_bytes, _MAX_BYTES):
             self.flush()
+
+    def _far(self, call: Call, pristine: Arguments, expected: list[Value]) -> _Far:
+        """What says, on the device, which results the judge has to look at."""
+        plan, row, named = call.plan, facts(call.plan.name), arguments_by_name(call.plan, *pristine)
+        allowed = [
+            allowed_ulp(plan.name, v, i, named) if isinstance(v, torch.Tensor) else 0 for i, v in enumerate(expected)
+        ]
+        rooms: list[torch.Tensor | None] = [None] * len(expected)
+        # In a sum whose terms cancel, many elements are further apart than their own size explains.
+        if row.n_factors and any(allowed) and not plan.mutated:
+            floats = [t.numel() for t in tensors_in((*pristine[0], *pristine[1].values())) if t.is_floating_point()]
+            with contextlib.suppress(Exception):  # without a room, the judge looks
+                names = [a.name for a in schema_of(plan.func).arguments]
+                ran = self._wide.run(plan, *squares(names, *pristine))
+                for i, (squared, e) in enumerate(zip(ran.values(plan), expected, strict=True)):
+                    if allowed[i] and isinstance(squared, torch.Tensor) and isinstance(e, torch.Tensor):
+                        rooms[i] = room_of_sums(squared, e, reduction_length(floats, e.numel()))
+        by_rows = row.norm == "row"
+
+        def far(i: int, actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor | None:
+            if not allowed[i]:
+                return None
+            return is_far(actual.resolve_neg(), expected.resolve_neg(), allowed[i], by_rows=by_rows, room=rooms[i])
+
+        return far
 
     def _record(self, pending: _Pending, *, different: bool) -> None:
         context, call = self._context, pending.call
@@ -262,19 +305,20 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _flags(actual: list[Value], expected: list[Value]) -> list[torch.Tensor] | None:
+def _flags(actual: list[Value], expected: list[Value], far: _Far | None) -> list[torch.Tensor] | None:
     """Whether results differ, as flags on the device; None where that is known already, or the judge must look."""
     if len(actual) != len(expected):
         return None
     flags = []
-    for a, e in zip(actual, expected, strict=True):
+    for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
         if not isinstance(a, torch.Tensor) or not isinstance(e, torch.Tensor):
             return None
         # These kinds have no plain bits that a kernel could compare.
         if a.layout is not torch.strided or a.is_nested or a.is_quantized or form_difference(a, e):
             return None
         if a.numel():
-            flags.append((_as_integers(a) != _as_integers(e)).any())
+            flag = None if far is None else far(i, a, e)
+            flags.append((_as_integers(a) != _as_integers(e)).any() if flag is None else flag)
     return flags
 
 

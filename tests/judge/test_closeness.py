@@ -1,5 +1,7 @@
 """What passes without the oracle is rounding; what is none goes on to the oracle."""
 
+import functools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +13,12 @@ from hypothesis import strategies as st
 from shadowrun import Status
 from shadowrun.judge import judgement
 from shadowrun.judge.closeness import MAX_TERMS, ClosenessCheck
+from shadowrun.judge.device_closeness import allowed_ulp, is_far, room_of_sums, squares
 from shadowrun.judge.hypotheses import to_tf32
 from shadowrun.judge.judge import Judge
 from shadowrun.judge.oracle import MANY_RUNS, Oracle
 from shadowrun.numerics.diff import diff
+from tests.case_kit import make_case
 
 aten = torch.ops.aten
 MANY_BYTES = 1 << 30
@@ -207,3 +211,60 @@ def test_a_factor_other_than_one_is_perturbed(make_case):
     oracle.perturb(4)
     assert oracle.n_perturbed_runs == 4
     assert oracle.truths[0].spread.max() > 0
+
+
+FLOATS = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), FLOATS, st.sampled_from([5, 200]))
+def test_what_stays_on_the_device_is_close(data, dtype, n):
+    """No result passes there that this check would leave to the oracle, whatever its bits."""
+    width = torch.iinfo(BITS[dtype])
+    start = data.draw(st.sampled_from([0, 1, width.max // 2, torch.finfo(dtype).tiny, 1.0, math.inf, math.nan, -0.0]))
+    base = torch.full((n,), start, dtype=dtype) if isinstance(start, float) else torch.full((n,), start).to(dtype)
+    base = base.clone()
+    base.view(BITS[dtype])[: data.draw(st.integers(0, n))] += data.draw(st.integers(0, 200))
+    other = base.clone()
+    steps = torch.tensor(data.draw(st.lists(st.integers(-6, 6), min_size=1, max_size=n)), dtype=BITS[dtype])
+    other.view(BITS[dtype])[: len(steps)] += steps
+    other[data.draw(st.integers(0, n - 1))] *= data.draw(st.sampled_from([1, -1]))
+    most = allowed_ulp("aten::mm", other, 0, {})
+    if not bool(is_far(other, base, most, by_rows=False)):
+        one = make_case(aten.mm.default, torch.mm, torch.ones(1, 1), torch.ones(1, 1))
+        case = replace(one, actual=(other,), expected=(base,))
+        assert torch.equal(base.view(BITS[dtype]), other.view(BITS[dtype])) or screened(case).status is Status.MATCH
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_that_cancel_stay_on_the_device_and_coarse_ones_leave_it(dtype):
+    a, b = normal(64, 512, dtype=dtype), normal(512, 64, dtype=dtype, seed=1)
+    wide = (a.double() @ b.double()).to(dtype)
+    squared = torch.mm(*squares(["self", "mat2"], (a, b), {})[0])
+    room = room_of_sums(squared, wide, 512)
+    in_order = term_by_term(a.float(), b.float()).to(dtype)
+    far = functools.partial(is_far, expected=wide, most=allowed_ulp("aten::mm", wide, 0, {}), by_rows=False)
+    assert dtype is torch.bfloat16 or far(in_order)
+    assert not far(in_order, room=room)
+    assert far(in_order * (1.0001 if dtype is torch.float32 else 1.01), room=room)
+    assert far(
+        (to_tf32(a.float()) @ to_tf32(b.float())).to(dtype) if dtype is torch.float32 else in_halves(a, b), room=room
+    )
+    assert room_of_sums(squared, wide, MAX_TERMS + 1) is None
+
+
+def in_halves(a, b):
+    """A sum that is rounded to 16 bits half way."""
+    return a[:, :256] @ b[:256] + a[:, 256:] @ b[256:]
+
+
+def test_bias_of_sixteen_bits_leaves_the_device():
+    x = normal(4096, dtype=torch.bfloat16).abs()
+    down = x.clone()
+    down.view(torch.int16)[::2] -= 1
+    mixed = x.clone()
+    mixed.view(torch.int16)[::2] += torch.tensor([1, -1], dtype=torch.int16).repeat(1024)
+    assert is_far(down, x, 1, by_rows=False)
+    assert not is_far(mixed, x, 1, by_rows=False)
+    assert is_far(mixed, x, 1, by_rows=True)

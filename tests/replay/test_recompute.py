@@ -8,6 +8,7 @@ import shadowrun
 from shadowrun import Cause, PlatformError, Status, sim
 from shadowrun.numerics.bits import bits_equal
 from shadowrun.platforms.device import resolve
+from shadowrun.replay.comparator import Comparator
 from tests.models import assert_same, digits, tokens, train
 
 
@@ -28,7 +29,7 @@ def test_rounding_is_no_finding_and_the_program_is_unchanged(clean_sim, make, de
     assert untimed(run) == []
     assert counts[Status.ERROR] == 0
     assert counts[Status.MATCH] > 50
-    # That it computed in another dtype shows: results differ, by rounding.
+    # That it computed in another dtype shows: results differ, by rounding. On a device, the few that the judge saw.
     assert any(r.verdict.cause is Cause.ROUNDING for r in run.records(status=Status.MATCH))
 
 
@@ -38,6 +39,19 @@ def test_lost_precision_is_found_without_another_device(clean_sim):
         train(tokens, "sim", steps=1, run=run)
     assert {f.op for f in untimed(run)} <= {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
     assert {(f.cause, f.explanation) for f in untimed(run)} == {(Cause.REDUCED_PRECISION, "inputs rounded to bf16")}
+
+
+def test_few_results_leave_the_device(clean_sim, monkeypatch):
+    judged, compare = [], Comparator.compare_and_record
+    monkeypatch.setattr(
+        Comparator,
+        "compare_and_record",
+        lambda self, call, *a, **k: judged.append(call) or compare(self, call, *a, **k),
+    )
+    run = shadowrun.compare("sim", ref="sim[compute=float64]")
+    train(tokens, "sim", steps=1, run=run)
+    on_sim = [call for call in judged if call.role.device_name.startswith("sim")]
+    assert 0 < len(on_sim) < run.counts()[Status.MATCH] / 8, len(on_sim)
 
 
 def one_of(dtype, x, index):

@@ -1,0 +1,126 @@
+"""The first rule of closeness on an accelerator: results a few units in the last place apart stay there.
+
+Where a reference computes in another dtype, nearly every float result differs in its last bit, and to bring each one to
+the host would take longer than the step. One flag says whether the judge has to look (`closeness` has the rule).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from shadowrun.judge.bias import DIFFERING, ENOUGH, ONE_WAY, TOWARD_ZERO, UNITS
+from shadowrun.judge.closeness import FEW_ULP, FEW_ULP_COARSE, MAX_TERMS, MAX_UNITS, SUM_ROOT, SUM_UNITS
+from shadowrun.numerics.precision import FORMATS
+from shadowrun.operators.facts import facts, ulp_bound
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["allowed_ulp", "is_far", "room_of_sums", "squares"]
+
+# Kernels add up 16-bit terms in float32.
+_ROUNDOFF: Final = FORMATS[torch.float32].roundoff
+_SCALES: Final = ("alpha", "beta", "value", "weight")
+
+
+def allowed_ulp(op: str, t: torch.Tensor, position: int, arguments: Mapping[str, object]) -> int:
+    """Units in the last place that a result may be off without a look of the judge; 0 if every bit counts.
+
+    Args:
+        op: ``aten::add.Tensor``.
+        t: The result.
+        position: Which of the results.
+        arguments: Of the call, by name.
+    """
+    fmt = FORMATS.get(t.dtype)
+    if fmt is None or not fmt.signed or position in facts(op).by_equation or t.dtype is torch.float64:
+        return 0
+    few = FEW_ULP if fmt.mantissa >= 23 else FEW_ULP_COARSE
+    bound = ulp_bound(op, [t.dtype], dict(arguments))
+    return few if bound is None else min(few, bound)
+
+
+def is_far(
+    actual: torch.Tensor, expected: torch.Tensor, most: int, *, by_rows: bool, room: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Whether the judge has to look at a result, as a bool on its device.
+
+    Args:
+        actual: The target's result, float32 or shorter.
+        expected: The reference's, in the same form.
+        most: Units in the last place that they may be apart.
+        by_rows: Statistics of rows may be rounded, which no count of signs shows.
+        room: How far elements may be apart in any case (`room_of_sums`); None for no room.
+    """
+    fmt = FORMATS[actual.dtype]
+    a, e = (_in_order(t, fmt.view) for t in (actual, expected))
+    # Signs of zeros differ where the bits do and the order does not.
+    differs = actual.view(fmt.view) != expected.view(fmt.view)
+    least = torch.minimum(actual.abs(), expected.abs())
+    plain = actual.isfinite() & expected.isfinite() & (least >= fmt.normal)
+    apart = (a - e).abs() > most
+    found = torch.zeros((), dtype=torch.bool, device=actual.device)
+    if room is not None:
+        gap = actual.to(torch.float32) - expected.to(torch.float32)
+        # NaN is in no room.
+        apart = apart & ~(gap.abs() <= room)
+        size = expected.to(torch.float32).square().sum()
+        # A factor within the room of each element is a fault all the same; see `bias.has_common_factor`.
+        factor = (gap * expected.to(torch.float32)).sum().abs() > UNITS * max(fmt.roundoff, _ROUNDOFF) * size
+        found = factor if fmt.mantissa >= 23 and actual.numel() >= ENOUGH else found
+    found = found | (apart | (differs & ~plain)).any()
+    n = actual.numel()
+    if fmt.mantissa >= 23 or n < ENOUGH:
+        return found
+    # Rounding to nearest moves as many elements away from zero as towards it.
+    many = differs.sum() >= DIFFERING * n
+    away = torch.sign(a.abs() - e.abs()).sum()
+    biased = (away <= -TOWARD_ZERO * n) | (away.abs() >= ONE_WAY * n)
+    return found | (many if by_rows else many & biased)
+
+
+def squares(
+    plan_arguments: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of a sum or product by which the operator gives the sum of its squared terms, in float32.
+
+    Args:
+        plan_arguments: Names in the schema, in order.
+        args: Positional arguments.
+        kwargs: By name.
+    """
+
+    def square(name: str, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(torch.float32).square() if value.is_floating_point() else value
+        if isinstance(value, (list, tuple)):
+            return [square(name, v) for v in value]
+        return value * value if name in _SCALES and type(value) is float else value
+
+    return tuple(map(square, plan_arguments, args)), {k: square(k, v) for k, v in kwargs.items()}
+
+
+def room_of_sums(squared: torch.Tensor, expected: torch.Tensor, terms: float) -> torch.Tensor | None:
+    """How far results of sums in float32 may be apart, by element; None where tf32 would fit in (`closeness`).
+
+    Args:
+        squared: Sums of the squared terms.
+        expected: The reference's result.
+        terms: How many terms enter each element.
+    """
+    if terms > MAX_TERMS or squared.shape != expected.shape:
+        return None
+    units = min(SUM_UNITS + SUM_ROOT * float(terms**0.5), MAX_UNITS)
+    # The result itself is rounded to its own dtype: that is what `most` of `is_far` is for.
+    size = squared.to(torch.float32).sqrt()
+    if expected.dtype is torch.float32:
+        size = size + expected.abs()
+    return (size * (units * _ROUNDOFF)).nan_to_num_(0.0, 0.0, 0.0)
+
+
+def _in_order(t: torch.Tensor, view: torch.dtype) -> torch.Tensor:
+    """Integers in the order of the floats: magnitudes with a sign, so that neighbours are 1 apart."""
+    bits = t.view(view).to(torch.int64)
+    return torch.where(bits < 0, -(bits & torch.iinfo(view).max), bits)
