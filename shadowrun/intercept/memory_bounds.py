@@ -414,6 +414,12 @@ def _rows(given: NamedArguments) -> Iterator[str]:
             yield f"elements of a row of {name} lie in the same place, where the kernel reads as many as there are"
 
 
+def _not_resized(given: NamedArguments) -> Iterator[str]:
+    found = tensors(given, "self", "out")
+    if found and found[0].shape != found[1].shape:
+        yield "out has another shape than self, and is not resized"
+
+
 def _chunks(given: NamedArguments) -> Iterator[str]:
     tensors, dim = given.get("tensors"), given.get("dim", 0)
     if not isinstance(tensors, (list, tuple)) or type(dim) is not int:
@@ -457,6 +463,7 @@ _FAMILIES: Final[dict[str, ArgumentCheck]] = {
     "(_embedding_bag|_embedding_bag_forward_only)": _bags,
     r"(nll_loss(2d)?|multi_margin_loss|multilabel_margin_loss)_backward": _classes,
     "_chunk_cat": _chunks,
+    "rrelu_with_noise": _not_resized,
     "_scaled_grouped_mm_v2": _grouped,
     # Kernels that take dense memory for granted: each tensor of each operator was expanded, before a guard page.
     r"(nan)?median|native_group_norm\w*": _dense,

@@ -84,6 +84,7 @@ WILD = {
     "a dimension just outside": ("aten::_fft_r2c", (X, [2], 0, True), {}),
     "a dimension from the end": ("aten::_fft_c2r", (X.to(torch.complex64), [-1], 0, 10), {}),
     "a spectrum of another size": ("aten::_fft_c2r", (torch.ones(5, 6, 4) + 0j, [2], 0, 3), {}),
+    "a result without room": ("aten::rrelu_with_noise.out", (X, X, 0.0, 1.0, True), {"out": X[:0]}),
     "a dimension twice": ("aten::_fft_c2c.out", (X.to(torch.complex64), [1, 1], 0, True), {"out": X}),
     "an index": ("aten::embedding_dense_backward", (X, torch.tensor([1, 7]), 3, -1, True), {}),
     "an index below 0": ("aten::embedding_dense_backward", (X, torch.tensor([1, -7]), 3, -1, True), {}),
@@ -155,6 +156,7 @@ def test_arguments_that_stay_within():
     x = X.to(torch.complex64)
     check_arguments(operator_named("aten::_fft_c2c"), (x, [1, 0], 0, True), {})
     check_arguments(operator_named("aten::_fft_c2c"), (None, [1], 0, True), {})  # of a graph: computed later
+    check_arguments(operator_named("aten::rrelu_with_noise.out"), (X, X, 0.0, 1.0, True), {"out": X.clone()})
     for size in (10, 11):
         check_arguments(operator_named("aten::_fft_c2r"), (x, [0, 1], 0, size), {})
     check_arguments(operator_named("aten::embedding_dense_backward"), (X, torch.tensor([1, 2]), 3, -1, True), {})
