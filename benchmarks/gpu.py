@@ -4,6 +4,7 @@ Llama and ResNet-50-like steps in float32 and under bf16 autocast, and matrix pr
 
 * shadowrun: compared asynchronously, without a host sync (`compare(device)`),
 * shadowrun, other setting: everything compared on the device itself (`ref="cuda[tf32=off]"`),
+* shadowrun, in float64: each operator a second time on widened inputs, on the device (`ref="cuda[compute=float64]"`),
 * shadowrun, budget 1.2: as much as fits into a fifth of a step (`budget=1.2`),
 * shadowrun, record only (`replay=False`): each call is recorded with module and line, none compared,
 * shadowrun, waiting: each call is compared before the next (`asynchronous=False`),
@@ -146,6 +147,7 @@ def ways(device: str) -> dict[str, Callable[[], Tool]]:
     return {
         "shadowrun": lambda: ours(device, "shadowrun"),
         "other setting": lambda: ours(device, "other setting", ref=f"{device}[{SETTING[device]}]"),
+        "in float64": lambda: ours(device, "in float64", ref=f"{device}[compute=float64]"),
         "budget 1.2": lambda: ours(device, "budget 1.2", budget=1.2),
         "record only": lambda: ours(device, "record only", replay=False),
         "waiting": lambda: ours(device, "waiting", asynchronous=False),

@@ -14,7 +14,11 @@ SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu.py"
     ("program", "ways", "identical"),
     [
         ("ResNet-50-like, SGD", ["shadowrun"], True),
-        ("mm f32 16", ["shadowrun", "other setting", "budget 1.2", "record only", "waiting", "naive"], None),
+        (
+            "mm f32 16",
+            ["shadowrun", "other setting", "in float64", "budget 1.2", "record only", "waiting", "naive"],
+            None,
+        ),
     ],
 )
 def test_it_gives_figures_and_the_same_bits(tmp_path, program, ways, identical):

@@ -6,7 +6,7 @@ from torch import nn
 
 import shadowrun
 from shadowrun import Cause, Status
-from tests.models import digits, tokens, train
+from tests.models import assert_same, digits, tokens, train
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -90,6 +90,24 @@ def test_one_gpu_under_two_settings_differs_in_products_only(make):
         "aten::convolution_backward",
     }
     assert {r.call.op for r in run.records(status=Status.MISMATCH)} <= products
+
+
+@pytest.mark.parametrize("make", [digits, tokens])
+def test_one_gpu_against_itself_in_float64_matches(make):
+    plain = train(make, "cuda", steps=2)
+    run = shadowrun.compare("cuda", ref="cuda[compute=float64]")
+    assert_same(train(make, "cuda", steps=2, run=run), plain)
+    counts = run.counts()
+    assert counts[Status.MISMATCH] == counts[Status.ERROR] == 0, run.findings()
+    assert counts[Status.MATCH] > 80
+
+
+def test_tf32_is_found_without_another_device():
+    a, b = torch.randn(256, 256, device="cuda"), torch.randn(256, 256, device="cuda")
+    with shadowrun.compare("cuda[tf32=on]", ref="cuda[compute=float64,tf32=off]") as run:
+        a @ b
+    (record,) = run.records(status=Status.MISMATCH)
+    assert (record.call.op, record.verdict.explanation) == ("aten::mm", "inputs rounded to tf32")
 
 
 def test_one_gpu_with_itself_matches():
