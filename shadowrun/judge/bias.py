@@ -37,6 +37,7 @@ __all__ = [
     "count_truncated",
     "error_factor",
     "has_common_factor",
+    "has_weighted_factor",
     "is_truncated",
     "may_be_biased",
 ]
@@ -81,6 +82,7 @@ MIN_ERROR_RATIO: Final = 1.2
 """And times the reference's error by norm that it has to be."""
 
 _FLOAT32: Final = 2.0**-24
+_LESS: Final = 0.9
 # Terms that a matrix unit adds at once; some truncate after each such step.
 _BLOCK: Final = 16
 _SOME: Final = 1 << 16
@@ -202,6 +204,20 @@ def has_common_factor(actual: torch.Tensor, expected: torch.Tensor, roundoff: fl
     size = float(torch.dot(expected, expected))
     # One dot product instead of the oracle; 4 units leave room for the constants of right kernels.
     return size > 0.0 and abs(float(torch.dot(actual - expected, expected))) > UNITS * roundoff * size
+
+
+def has_weighted_factor(actual: torch.Tensor, expected: torch.Tensor, roundoff: float) -> bool:
+    """The same with the weights of `error_factor`: where this finds none, that finds none between the two results."""
+    if actual.numel() < ENOUGH:
+        return False
+    level = float(torch.linalg.vector_norm(expected)) / expected.numel() ** 0.5
+    if not 0.0 < level < float("inf"):
+        return True
+    unit = expected.abs().clamp_min_(level)
+    weight = expected / unit
+    factor = float(torch.dot((actual - expected).div_(unit), weight)) / float(torch.dot(weight, weight))
+    # The weights of the truth differ from these by its rounding.
+    return not abs(factor) <= _LESS * UNITS * roundoff
 
 
 def bias_verdict(case: Case, result_diff: ResultDiff) -> Verdict | None:

@@ -1,0 +1,143 @@
+"""Sizes of rounding errors of norms and softmaxes: as the oracle's perturbed runs measure them, and no fault passes."""
+
+import numpy as np
+import pytest
+import torch
+
+from shadowrun import Status
+from shadowrun.judge.closeness import ClosenessCheck
+from shadowrun.judge.judge import Judge
+from shadowrun.judge.oracle import MANY_RUNS, Oracle
+from shadowrun.judge.row_sizes import has_row_sizes, row_sizes
+from shadowrun.numerics.diff import diff
+
+aten = torch.ops.aten
+MANY_BYTES = 1 << 30
+# Standard deviation of a factor of the oracle's, and the greatest of 16 normal deviates.
+DEVIATION = (7 / 12) ** 0.5 * 2.0 * 2.0**-24
+
+
+def normal(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def masked(x):
+    return x.masked_fill(torch.arange(x.shape[-1]) > x.shape[-1] // 2, float("-inf"))
+
+
+def layer_norm_backward(x, shape, weight):
+    _, mean, rstd = aten.native_layer_norm(x, shape, weight, None, 1e-5)
+    grad, bias = normal(*x.shape, seed=7), None if weight is None else torch.zeros_like(weight)
+    wanted = [True, weight is not None, weight is not None]
+    return aten.native_layer_norm_backward.default, (grad, x, shape, mean, rstd, weight, bias, wanted)
+
+
+def backward_of(softmax, backward, x, grad):
+    return backward, (grad, softmax(x, -1), -1, torch.float32)
+
+
+CALLS = {
+    "layer norm": (aten.native_layer_norm.default, (normal(16, 40) + 3, [40], normal(40, seed=1), normal(40), 1e-5)),
+    "of two dimensions": (aten.native_layer_norm.default, (normal(64, 4, 8) * 1e-2, [4, 8], None, None, 1e-5)),
+    "short rows": (aten.native_layer_norm.default, (normal(64, 3), [3], normal(3, seed=1), None, 1e-5)),
+    "layer norm, backward": layer_norm_backward(normal(16, 40) + 3, [40], normal(40, seed=1)),
+    "no weight, backward": layer_norm_backward(normal(9, 4, 8), [4, 8], None),
+    "softmax": (aten._softmax.default, (normal(16, 40) * 5, -1, False)),
+    "first dimension": (aten._softmax.default, (normal(8, 5, 6), 0, False)),
+    "safe softmax": (aten._safe_softmax.default, (masked(normal(16, 40)), -1)),
+    "softmax, backward": backward_of(
+        torch.softmax, aten._softmax_backward_data.default, normal(16, 40), normal(16, 40, seed=2)
+    ),
+    "log softmax": (aten._log_softmax.default, (normal(16, 40) * 3, -1, False)),
+    "log softmax, backward": backward_of(
+        torch.log_softmax, aten._log_softmax_backward_data.default, normal(16, 40), normal(16, 40, seed=3)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_oracle_measures_the_same(make_case, name):
+    op, args = CALLS[name]
+    case = make_case(op, op, *args)
+    oracle = Oracle(case, MANY_BYTES)
+    oracle.perturb(MANY_RUNS)
+    for truth, size in zip(oracle.truths, row_sizes(case), strict=True):
+        found = truth.spread / DEVIATION
+        some = found > 1e-6 * found.max()
+        ratio = (size.reshape(-1).double().numpy()[some] + 1e-30) / found[some]
+        # A sum of few terms of fixed size has no normal tail: the greatest of 16 is nearer to the deviation.
+        assert 0.7 < np.median(ratio) < 1.7, np.median(ratio)
+        # A size that is too great would pass what the oracle does not.
+        assert ratio.max() < 4.0, ratio.max()
+
+
+def verdicts(case):
+    check = ClosenessCheck(case, MANY_BYTES)
+    diffs = [diff("", a, e) for a, e in zip(case.actual, case.expected, strict=True)]
+    return [check.verdict(k, d) if d.n_different else "equal" for k, d in enumerate(diffs)]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_another_order_of_the_same_sums_passes(make_case, name):
+    op, args = CALLS[name]
+
+    def wide(*args):
+        double = [a.double() if isinstance(a, torch.Tensor) else a for a in args]
+        double = [torch.float64 if a is torch.float32 else a for a in double]
+        out = op(*double)
+        return tuple(None if t is None else t.float() for t in out) if isinstance(out, tuple) else out.float()
+
+    case = make_case(op, wide, *args)
+    assert not torch.equal(case.actual[0], case.expected[0])
+    assert None not in verdicts(case)
+    assert Judge()(case)[0].status is Status.MATCH
+
+
+def changed(op, how):
+    def target(*args):
+        out = op(*args)
+        first = out[0] if isinstance(out, tuple) else out
+        first = how(first.clone())
+        return (first, *out[1:]) if isinstance(out, tuple) else first
+
+    return target
+
+
+def one_element(size):
+    def how(t):
+        row = t.view(-1)
+        k = int(row.abs().argmax())
+        row[k] += 60 * 2.0**-24 * (row[k].abs() + size.reshape(-1)[k])
+        return t
+
+    return how
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_faults_do_not_pass(make_case, name):
+    op, args = CALLS[name]
+    size = row_sizes(make_case(op, op, *args))[0]
+    faults = {
+        "one element": one_element(size),
+        "a factor": lambda t: t * (1 + 2.0**-20),
+        "a row": lambda t: torch.cat([t[:1] * (1 + 2.0**-16), t[1:]]),
+    }
+    for fault, how in faults.items():
+        case = make_case(op, changed(op, how), *args)
+        assert verdicts(case)[0] is None, fault
+
+
+def test_a_factor_of_the_small_elements_is_seen(make_case):
+    """A few great elements must not hide what all others share."""
+    x = normal(64, 64)
+    x[:, 0] = 100
+    op = aten.native_layer_norm.default
+    target = changed(op, lambda t: torch.where(t.abs() < 2, t * (1 + 12 * 2.0**-24), t))
+    assert verdicts(make_case(op, target, x, [64], None, None, 0.0))[0] is None
+
+
+def test_sixteen_bits_and_other_operators_have_no_sizes(make_case):
+    assert not has_row_sizes("aten::mm")
+    op = aten._softmax.default
+    case = make_case(op, changed(op, lambda t: t * (1 + 2.0**-8)), normal(8, 64, dtype=torch.float16), -1, False)
+    assert verdicts(case) == [None]
