@@ -5,12 +5,14 @@ The copies on the CPU are also the inputs of the judge, the oracle and a fallbac
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shadowrun.intercept.plan import Action
 from shadowrun.intercept.torchapi import with_isolated_warnings
+from shadowrun.operators.vendor_ops import for_reference
 from shadowrun.replay.call import run_own
 from shadowrun.replay.context import BUDGET, CUSTOM, ReplayContext
 from shadowrun.replay.copies import Arguments, OverBudget, mirror, plan_with_cpu_tensors, tensors_in, written_to
@@ -22,11 +24,13 @@ from shadowrun.torch_private import is_zero_tensor
 
 if TYPE_CHECKING:
     from shadowrun.replay.call import Call, CallRun
+    from shadowrun.replay.executor import Executor
 
 __all__ = ["CrossDevicePath"]
 
 _CPU = torch.device("cpu")
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_N_PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class CrossDevicePath:
@@ -44,6 +48,7 @@ class CrossDevicePath:
         # A target in its own process is a CPU too: from the same random state it may draw the same numbers.
         # Everywhere else the generators differ by device, and draws can only be checked for plausibility.
         self._may_draw_the_same = context.target.platform.remote is not None
+        self._processes = [e for e in (context.target, context.ref) if e.platform.remote is not None]
         lazy_target, lazy_ref = (e.platform.functionalizes for e in (context.target, context.ref))
         self._uncompared = UncomparedCalls(context.recorder, strides=not (lazy_target or lazy_ref))
         shared = (self.runs, self._uncompared)
@@ -52,6 +57,16 @@ class CrossDevicePath:
 
     def observe(self, call: Call) -> CallRun:
         """Run a call for the program and elsewhere, and record the verdict."""
+        if not self._processes:
+            return self._observe(call)
+        try:
+            return self._observe(call)
+        finally:
+            # A call that raised, or is not compared after all, must not keep the program's tensors.
+            for executor in self._processes:
+                executor.forget_begun()
+
+    def _observe(self, call: Call) -> CallRun:
         context, role = self._context, call.role
         # Meta tensors have no values, and a copy to the CPU raises.
         if role.device.type == "meta":
@@ -73,6 +88,8 @@ class CrossDevicePath:
         saved = None
         if random and copies.pristine is not None:
             saved = SavedRngStates(self._target.platform if role.on_target else None, call.kwargs)
+        if self._processes and copies.pristine is not None and not random:
+            self._begin_elsewhere(call, copies.pristine)
         run = self._target.run_user if role.on_target else self._ref.run_user if role.on_ref else run_own
         try:
             # The program's call must not fail for lack of memory that only our copies take.
@@ -144,6 +161,14 @@ class CrossDevicePath:
         # A copy begins at 0, and is no view of another kind.
         return [t for t in given if type(t) in _PLAIN and t.layout is torch.strided and not _is_view_of_kind(t)]
 
+    def _begin_elsewhere(self, call: Call, pristine: Arguments) -> None:
+        """Have the process of the other platform begin the call: it runs while the program's own does."""
+        role, plan = call.role, call.plan
+        if role.on_ref and not role.on_target and _has_processors(self._target):
+            self._target.begin_remote(plan, *pristine)
+        elif role.on_target and not role.on_ref and _has_processors(self._ref):
+            self._ref.begin_remote(for_reference(plan), *pristine)
+
     def _probe_warnings(self, call: Call, own: CallRun, copies: InputCopies) -> None:
         fell_back = own.fallback is not None and call.reason == call.plan.reason
         # The probe repeats the call: without copies that is safe only if it writes to nothing.
@@ -191,6 +216,13 @@ class CrossDevicePath:
             return self.runs.run_target(call, pristine)
         finally:
             saved.restore()
+
+
+def _has_processors(executor: Executor) -> bool:
+    """Whether the program and a platform's process have processors of their own: else they would only share them."""
+    here = torch.get_num_threads()
+    there = dict(executor.platform.spec.settings).get("threads", here)
+    return here + int(there) <= _N_PROCESSORS
 
 
 def _is_view_of_kind(t: torch.Tensor) -> bool:

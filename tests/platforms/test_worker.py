@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,10 @@ from shadowrun.platforms.spec import parse
 from shadowrun.platforms.worker import client
 from shadowrun.platforms.worker.channel import Channel
 from shadowrun.platforms.worker.client import Unsendable, Worker, WorkerDied
+from shadowrun.replay import cross_device
 from shadowrun.replay.call import Call, CallRun, Role
 from shadowrun.replay.cross_device import CrossDevicePath
+from shadowrun.replay.executor import Executor
 from shadowrun.replay.platform_runs import return_to_program
 
 ONE = (1, (0,))
@@ -578,3 +581,64 @@ def test_operators_see_the_layouts(worker, views):
     own = [torch.ops.aten.eq.Tensor(v, v) for v in views if v.dtype.itemsize > 1]
     for a, b in zip(fresh, own, strict=True):
         assert_equal(a, b)
+
+
+def test_a_question_has_the_values_of_its_moment(own_worker):
+    """The program goes on while the worker computes, and writes to what it passed."""
+    for n in (4, 1 << 20):  # in the mailbox, and in a segment
+        x = torch.ones(n)
+        question = own_worker.ask("aten::neg", (x,), {}, ONE, ())
+        x.zero_()
+        (out,), _, _ = own_worker.answer(question)
+        assert bool((out == -1).all())
+
+
+def test_answers_are_read_in_any_order(own_worker):
+    first = own_worker.ask("aten::neg", (torch.ones(3),), {}, ONE, ())
+    refused = own_worker.ask("aten::neg", (torch.ones(3).to_sparse(),), {}, ONE, ())
+    last = own_worker.ask("aten::neg", (torch.ones(3) * 2,), {}, ONE, ())
+    assert own_worker.call("aten::neg", (torch.ones(1),), {}, ONE, ())[0][0] == -1
+    assert own_worker.answer(last)[0][0].tolist() == [-2.0] * 3
+    with pytest.raises(Unsendable):
+        own_worker.answer(refused)
+    assert own_worker.answer(first)[0][0].tolist() == [-1.0] * 3
+
+
+def test_a_question_to_a_process_that_was_ended_has_no_answer(own_worker):
+    question = own_worker.ask("aten::neg", (torch.ones(3),), {}, ONE, ())
+    own_worker.stop()
+    with pytest.raises(WorkerDied):
+        own_worker.answer(question)
+    assert own_worker.call("aten::neg", (torch.ones(1),), {}, ONE, ())[0][0] == -1
+
+
+def test_the_process_begins_before_the_program_s_call(monkeypatch):
+    """And what is left of a call that raises, or that the program makes inside another, is not mixed up."""
+    order = []
+    ask, answer = Worker.ask, Worker.answer
+    monkeypatch.setattr(cross_device, "_N_PROCESSORS", 64)
+    monkeypatch.setattr(Worker, "ask", lambda self, name, *a: order.append(("ask", name)) or ask(self, name, *a))
+    monkeypatch.setattr(Worker, "answer", lambda self, q: order.append(("answer", q.name)) or answer(self, q))
+    a, b = torch.rand(3, 3), torch.rand(4, 4)
+    with shadowrun.compare(SPEC) as run:
+        with pytest.raises(RuntimeError):
+            torch.mm(a, b)
+        a.add_(1)
+        freed = weakref.ref(torch.relu(a))
+        product = torch.mm(a, a)
+    assert order[:2] == [("ask", "aten::mm"), ("ask", "aten::add_.Tensor")]
+    assert order[2:] == [
+        ("answer", "aten::add_.Tensor"), ("ask", "aten::relu"), ("answer", "aten::relu"), ("ask", "aten::mm"),
+        ("answer", "aten::mm"),
+    ]  # fmt: skip
+    assert freed() is None
+    assert torch.equal(product, torch.mm(a, a))
+    assert run.counts()[Status.MATCH] == 3
+
+
+def test_nothing_begins_early_where_processors_are_few(monkeypatch):
+    monkeypatch.setattr(cross_device, "_N_PROCESSORS", 1)
+    monkeypatch.setattr(Executor, "begin_remote", lambda *_: pytest.fail("it was begun"))
+    with shadowrun.compare(SPEC) as run:
+        torch.relu(torch.rand(3))
+    assert run.counts()[Status.MATCH] == 2

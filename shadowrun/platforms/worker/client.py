@@ -25,13 +25,13 @@ from shadowrun.platforms.worker.channel import PROBE, Channel, ChannelClosed
 from shadowrun.platforms.worker.wire import Unsendable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import torch
 
     from shadowrun.platforms.spec import PlatformSpec
 
-__all__ = ["OLDEST_TORCH", "Answer", "Process", "Unsendable", "Worker", "WorkerDied", "is_foreign"]
+__all__ = ["OLDEST_TORCH", "Answer", "Process", "Question", "Unsendable", "Worker", "WorkerDied", "is_foreign"]
 
 Answer = tuple[list[Any], list[Any], int]
 """Fresh returns (None for the others), mutated arguments, nanoseconds."""
@@ -39,6 +39,25 @@ Answer = tuple[list[Any], list[Any], int]
 # Importing torch takes seconds, and longer on a busy machine.
 _START_LIMIT_S = 120.0
 _MAX_DEATHS = 3
+
+
+class Question:
+    """A call that was sent to a worker.
+
+    Attributes:
+        name: Of the operator.
+        ambient: The program's settings that it was sent under.
+        answer: What came back, until it is read.
+        error: Why there is no answer.
+    """
+
+    __slots__ = ("ambient", "answer", "error", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.ambient: tuple[Any, ...] = ()
+        self.answer: tuple[Any, ...] | None = None
+        self.error: Exception | None = None
 
 
 class WorkerDied(RuntimeError):  # noqa: N818 - the record's word for it
@@ -72,6 +91,8 @@ class Worker:
         self._failed_starts = 0
         self._described: set[str] = set()
         self._ambient_there: tuple[Any, ...] | None = None
+        # The question that was sent and not answered yet.
+        self._open: Question | None = None
 
     @property
     def pid(self) -> int:
@@ -114,15 +135,38 @@ class Worker:
         written: Sequence[tuple[str, int]],
         rng: torch.Tensor | None = None,
     ) -> Answer:
-        """Run an operator in the worker.
+        """Run an operator in the worker: `ask`, and wait for `answer`."""
+        return self.answer(self.ask(name, args, kwargs, returns, written, rng))
+
+    def ask(
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        returns: tuple[int, tuple[int, ...]],
+        written: Sequence[tuple[str, int]],
+        rng: torch.Tensor | None = None,
+    ) -> Question:
+        """Send a call, which the worker runs while this process goes on; raises nothing but interrupts.
 
         Args:
             name: ``aten::add.Tensor``.
-            args: Positional inputs, on the CPU; they stay as they are.
+            args: Positional inputs, on the CPU; they stay as they are, and may be written to afterwards.
             kwargs: Inputs by name.
             returns: Declared number of returns, and which of them are wanted.
             written: Arguments to send back, by name and position (-1: by name only).
             rng: State for the worker's CPU generator.
+        """
+        question = Question(name)
+        with self._lock:
+            try:
+                self._send(question, (args, kwargs), returns, written, rng)
+            except (WorkerDied, Unsendable) as error:
+                question.error = error
+        return question
+
+    def answer(self, question: Question) -> Answer:
+        """Wait for the answer to a question, once.
 
         Returns:
             Tensors of this process; large ones lie in shared memory that the worker does not reuse while they live.
@@ -133,44 +177,17 @@ class Worker:
             NotImplementedError: Its torch, another version, lacks the operator.
             Exception: What the operator raised, of the same type where it is Python's or torch's.
         """
+        name = question.name
         with self._lock:
-            # An operator that crashes every worker would cost a process start for each of its calls.
-            if self._deaths[name] >= _MAX_DEATHS:
-                raise WorkerDied(f"worker died {_MAX_DEATHS} times in this operator: not tried again")
-            if self._process is not None and self._process.owner != os.getpid():
-                raise Unsendable("a forked process cannot use the worker of the process that it was forked from")
-            channel = self._restarted()
-            signature = None
-            # Signatures are compared once for each operator, and only if the worker's torch may differ.
-            if self._foreign and name not in self._described:
-                operator = wire.find_operator(name)
-                signature = None if operator is None else wire.signature(operator)
-            # The program may change these settings at any time; a replay must run under its present ones.
-            ambient = (*torchplatform.ambient(), flushes_denormals())
-            try:
-                channel.limit(self.limit_s)
-                changed = None if ambient == self._ambient_there else ambient
-                plain = wire.Plain((name, signature, returns, tuple(written)))
-                channel.send((plain, args, kwargs, changed, rng))
-                answer = channel.receive()
-            # Nothing was sent, or the answer was read to its end: the channel is in order.
-            except Unsendable:
-                raise
-            except TimeoutError:
-                # A hang counts as a death: each one costs the program the whole time limit.
-                self._deaths[name] += 1
-                self._end_process()
-                raise WorkerDied(
-                    f"worker hung: no answer within {self.limit_s:g} s, ended by signal 9 (SIGKILL)"
-                ) from None
-            except (ChannelClosed, OSError):
-                self._deaths[name] += 1
-                raise WorkerDied(f"worker died: {self._exit_reason()}") from None
-            except BaseException:  # an interrupt: the next call would receive the answer to this one
-                self._end_process()
-                raise
-            self._described.add(name)
-            self._ambient_there = ambient if answer[0] in ("ran", "raised") else None
+            if question is self._open:
+                self._refuse_fork()
+                self._receive(question)
+            if question.error is None and question.answer is None:
+                question.error = WorkerDied("worker ended before it answered")
+        if question.error is not None:
+            raise question.error
+        answer, question.answer = question.answer, None
+        assert answer is not None
         if answer[0] == "ran":
             return answer[1], answer[2], answer[3]
         if answer[0] == "raised":
@@ -183,6 +200,79 @@ class Worker:
                 f"The operator '{name}' is not currently implemented for the torch {answer[1]} there"
             )
         raise Unsendable(f"the worker has no operator {name}")
+
+    def _refuse_fork(self) -> None:
+        if self._process is not None and self._process.owner != os.getpid():
+            raise Unsendable("a forked process cannot use the worker of the process that it was forked from")
+
+    def _send(
+        self,
+        question: Question,
+        inputs: tuple[tuple[Any, ...], dict[str, Any]],
+        returns: tuple[int, tuple[int, ...]],
+        written: Sequence[tuple[str, int]],
+        rng: torch.Tensor | None,
+    ) -> None:
+        name = question.name
+        # An operator that crashes every worker would cost a process start for each of its calls.
+        if self._deaths[name] >= _MAX_DEATHS:
+            raise WorkerDied(f"worker died {_MAX_DEATHS} times in this operator: not tried again")
+        self._refuse_fork()
+        if self._open is not None:
+            # The program's call raised, or called operators itself: the channel carries one question at a time.
+            self._receive(self._open)
+        channel = self._restarted()
+        signature = None
+        # Signatures are compared once for each operator, and only if the worker's torch may differ.
+        if self._foreign and name not in self._described:
+            operator = wire.find_operator(name)
+            signature = None if operator is None else wire.signature(operator)
+        # The program may change these settings at any time; a replay must run under its present ones.
+        question.ambient = ambient = (*torchplatform.ambient(), flushes_denormals())
+        changed = None if ambient == self._ambient_there else ambient
+        plain = wire.Plain((name, signature, returns, tuple(written)))
+        with self._failures_of(question):
+            channel.limit(self.limit_s)
+            channel.send((plain, *inputs, changed, rng))
+            self._open = question
+        if question.error is not None:
+            raise question.error
+
+    def _receive(self, question: Question) -> None:
+        """Read the answer to the question that was sent, or why there is none."""
+        self._open = None
+        channel = self._channel
+        if channel is None:
+            return
+        with self._failures_of(question):
+            # What the program did since the question was sent is not the worker's time.
+            channel.limit(self.limit_s)
+            answer = channel.receive()
+            question.answer = answer
+            self._described.add(question.name)
+            self._ambient_there = question.ambient if answer[0] in ("ran", "raised") else None
+
+    @contextlib.contextmanager
+    def _failures_of(self, question: Question) -> Iterator[None]:
+        """Put what goes wrong in the channel into the question."""
+        try:
+            yield
+        # Nothing was sent, or the answer was read to its end: the channel is in order.
+        except Unsendable as error:
+            question.error = error
+        except TimeoutError:
+            # A hang counts as a death: each one costs the program the whole time limit.
+            self._deaths[question.name] += 1
+            self._end_process()
+            question.error = WorkerDied(
+                f"worker hung: no answer within {self.limit_s:g} s, ended by signal 9 (SIGKILL)"
+            )
+        except (ChannelClosed, OSError):
+            self._deaths[question.name] += 1
+            question.error = WorkerDied(f"worker died: {self._exit_reason()}")
+        except BaseException:  # an interrupt: the next call would receive the answer to this one
+            self._end_process()
+            raise
 
     def _restarted(self) -> Channel:
         """The channel, for a program that runs: a worker that cannot be started is not tried again and again."""
@@ -263,7 +353,7 @@ class Worker:
     def _end_process(self) -> None:
         if self._process is not None:
             self._process.end()
-        self._process = self._channel = None
+        self._process = self._channel = self._open = None
 
 
 def _rebuild_exception(module: str, qualname: str, text: str) -> Exception:

@@ -28,8 +28,11 @@ _SIZE = _PAGE + 2 * _SLOT
 _LINE = 8
 _WRITTEN, _LENGTH, _ASLEEP, _WORDS = 0, _LINE, 2 * _LINE, 3 * _LINE
 
-# A wait that is longer than a wake-up would cost more than it saves.
+# A wait that is longer than a wake-up would cost more than it saves. In a program that calls one operator after another
+# the next question comes within a millisecond: the end that answers looks for as long.
 _SPIN_NS = 100_000
+_MOST_SPIN_NS = 1_000_000
+_PATIENT, _LONGEST = 2, 4 * _MOST_SPIN_NS
 _LOOKS = 32
 # A program that may use one processor only would keep the other process from answering.
 _SPINS = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
@@ -88,6 +91,9 @@ class Mailbox:
             Slot(self._texts[at + TEXT_BYTES : at + _SLOT]) for at in (self._write_at, self._read_at)
         )
         self._spins = len(_SPINS(0)) > 1
+        self._answers = answers
+        self._since = 0
+        self._usual_ns = 0.0
 
     @staticmethod
     def memory() -> int | None:
@@ -128,7 +134,8 @@ class Mailbox:
         words, at = self._words, self._in + _WRITTEN
         if words[at] != number:
             if self._spins:
-                end = _clock() + _SPIN_NS
+                self._since = began = _clock()
+                end = began + self._spin_ns()
                 while words[at] != number and _clock() < end:
                     for _ in range(_LOOKS):
                         if words[at] == number:
@@ -142,7 +149,16 @@ class Mailbox:
                 return None
         return self.text()
 
+    def _spin_ns(self) -> int:
+        """How long to look for the next message: twice as long as the last ones took, if they came soon."""
+        usual = _PATIENT * self._usual_ns
+        return int(max(usual, _SPIN_NS)) if self._answers and usual <= _MOST_SPIN_NS else _SPIN_NS
+
     def text(self) -> bytes:
         """The message that is there."""
+        if self._since:
+            waited, self._since = min(_clock() - self._since, _LONGEST), 0
+            # One pause of the program is forgotten after some calls.
+            self._usual_ns += (waited - self._usual_ns) / 4
         begin = self._read_at
         return bytes(self._texts[begin : begin + self._words[self._in + _LENGTH]])
