@@ -127,19 +127,31 @@ def _flops() -> Iterator[Hooks]:
 
 
 class _Ours:
-    """One comparison that is started again for each block, as a user's would run on."""
+    """One comparison that is started again for each block, as a user's would run on.
 
-    def __init__(self, **options: Any) -> None:
+    Args:
+        platform: To compare with; a process of its own is not in the processor time.
+        options: Of the comparison.
+    """
+
+    def __init__(self, platform: str = "cpu", **options: Any) -> None:
+        self._platform = platform
         self._options = options
         self._run: shadowrun.Comparison | None = None
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[Hooks]:
         if self._run is None:
-            self._run = shadowrun.compare("cpu", **self._options)
+            self._run = shadowrun.compare(self._platform, **self._options)
         with self._run as run:
             # Records are written every thousand or so: those of the last steps are paid for, too.
             yield Hooks(run.step, run._recorder.flush)
+
+    def not_matched(self) -> str:
+        """Calls that were found wrong where both platforms are right."""
+        counts = {} if self._run is None else self._run.counts()
+        wrong = {str(s): counts[s] for s in (shadowrun.Status.MISMATCH, shadowrun.Status.ERROR) if counts.get(s)}
+        return f"not all results matched: {wrong}" if wrong else ""
 
     def not_equal(self) -> str:
         """Calls that did not end as they should where both platforms are one."""
@@ -314,6 +326,7 @@ def make_tools() -> tuple[Tool, ...]:
     counting, recording = _Ours(ops=["none::*"]), _Ours(replay=False)
     limited, isolated, drift = _Ours(budget=1.2), _Ours(), _Ours(drift=True)
     rounded, oracle, within_budget = _Rounded(oracle=False), _Rounded(oracle=True), _Rounded(oracle=False, budget=1.2)
+    other_isa = _Ours("cpu[isa=default,threads=1]")
     bf16, tf32 = _Reduced(_to_bf16, _PRODUCTS), _Reduced(_to_tf32, _PRODUCTS | _CONVOLUTIONS)
     return (
         Tool("empty mode (floor)", lambda: _mode(Empty)),
@@ -326,6 +339,8 @@ def make_tools() -> tuple[Tool, ...]:
         Tool("drift", drift, ours=True, problems=drift.not_equal),
         Tool("every result 1 ULP off", rounded, ours=True, problems=rounded.few_differed),
         Tool("1 ULP off, budget 1.2", within_budget, ours=True, warm_up=0, longer=4, by_mean=True),
+        # Each line is judged in full the 1st, 2nd, 4th, 8th time.
+        Tool("another instruction set", other_isa, ours=True, warm_up=8, problems=other_isa.not_matched),
         Tool("products in bf16", bf16, ours=True, problems=bf16.wrong_causes),
         Tool("products and convolutions in tf32", tf32, ours=True, problems=tf32.wrong_causes),
         Tool("oracle for every result", oracle, ours=True, problems=oracle.few_differed),

@@ -2,9 +2,10 @@
 
 For each size, an operator runs alternately here and in the worker (A B A B), with the tensor in shared memory and with
 the tensor sent through the socket. The output has medians: microseconds for a call, the ratio to the call here, and the
-data rate (there and back). ``--train`` measures a training step of the transformer of ``workloads.py`` that is compared
-with such a platform, after its first steps, in which each line is judged in full: wall time, and processor time of this
-process.
+data rate in each direction (there and back in the time that the operator itself did not take). ``--train`` measures a
+training step of the transformer of ``workloads.py`` that is compared with such a platform, after its first steps, in
+which each line is judged in full: wall time, and processor time of this process; and what its operators take in the
+worker, below which no comparison can be.
 """
 
 from __future__ import annotations
@@ -62,8 +63,12 @@ def calls(spec: str, op: str, rounds: int) -> None:
     for name, n in SIZES.items():
         x = torch.rand(n)
 
-        def there(worker: Worker, x: torch.Tensor = x) -> object:
-            return worker.call(f"aten::{op}", (x,), {}, (1, (0,)), [])
+        own_ns: list[int] = []
+
+        def there(worker: Worker, x: torch.Tensor = x, own_ns: list[int] = own_ns) -> object:
+            answer = worker.call(f"aten::{op}", (x,), {}, (1, (0,)), [])
+            own_ns.append(answer[2])
+            return answer
 
         runs: dict[str, Callable[[], object]] = {
             "here": lambda x=x: function(x),  # type: ignore[misc]
@@ -73,7 +78,8 @@ def calls(spec: str, op: str, rounds: int) -> None:
         found = measured(runs, rounds, max(3, 200 if n == 1 else 20 if n < 1 << 20 else 3))
         for way in ("here", "shared", "socket"):
             s = found[way]
-            rate = "" if way == "here" or n == 1 else f"  {8 * n / s / 2**30:6.2f} GiB/s"
+            own = statistics.median(own_ns) / 1e9
+            rate = "" if way == "here" or n == 1 else f"  {8 * n / (s - own) / 1e9:6.2f} GB/s"
             print(f"  {name:>9} {way:>7}: {1e6 * s:10.1f} µs  x {s / found['here']:7.1f}{rate}")
     shared.stop()
     through_socket.stop()
@@ -84,6 +90,15 @@ def train(spec: str, rounds: int) -> None:
     (workload,) = workloads.chosen(workloads.WORKLOADS, "transformer*")
     program = workload.build()
     run = shadowrun.compare(spec)
+    own_ns: list[int] = []
+    answer = Worker.answer
+
+    def noted(worker: Worker, question: client.Question) -> client.Answer:
+        found = answer(worker, question)
+        own_ns.append(found[2])
+        return found
+
+    Worker.answer = noted  # type: ignore[method-assign]
     # Wall and processor seconds of a step, plain and compared.
     plain, compared, ratios = [], [], []
     for k in range(rounds + 1):
@@ -92,7 +107,9 @@ def train(spec: str, rounds: int) -> None:
             compared.append(_blocks(lambda: (program.step(), run.step()), 3 if k else 8))
         if k:
             ratios.append([b / a for a, b in zip(plain[-1], compared[-1], strict=True)])
-    n = sum(run.counts().values()) / (3 * rounds + 8)
+    steps = 3 * rounds + 8
+    print(f"its operators alone, in the worker: {sum(own_ns) / steps / 1e6:.1f} ms in {len(own_ns) / steps:.0f} calls")
+    n = sum(run.counts().values()) / steps
     for name, side in (("wall", 0), ("processor", 1)):
         a, b = (statistics.median(s[side] for s in seconds) for seconds in (plain[1:], compared[1:]))
         r = sorted(pair[side] for pair in ratios)
