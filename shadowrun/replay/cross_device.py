@@ -30,6 +30,7 @@ __all__ = ["CrossDevicePath"]
 
 _CPU = torch.device("cpu")
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_NUMBERS = frozenset({bool, int, float, type(None), str})
 _N_PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -63,8 +64,7 @@ class CrossDevicePath:
             return self._observe(call)
         finally:
             # A call that raised, or is not compared after all, must not keep the program's tensors.
-            for executor in self._processes:
-                executor.forget_begun()
+            self._forget_begun()
 
     def _observe(self, call: Call) -> CallRun:
         context, role = self._context, call.role
@@ -93,7 +93,8 @@ class CrossDevicePath:
         run = self._target.run_user if role.on_target else self._ref.run_user if role.on_ref else run_own
         try:
             # The program's call must not fail for lack of memory that only our copies take.
-            own = run_before_copies(run, call, copies, None if saved is None else saved.restore)
+            restore = self._forget_begun if saved is None else saved.restore
+            own = run_before_copies(run, call, copies, restore)
         except Exception as error:
             answer = self.runs.answer(call, copies.pristine, error) if role.on_target else None
             if answer is None:
@@ -143,9 +144,12 @@ class CrossDevicePath:
             # A call that is not compared costs no copy.
             elif not call.reason:
                 given = (args, kwargs, _CPU, self._max_bytes)
-                written = written_to(plan, args, kwargs)
+                written = written_to(plan, args, kwargs) if plan.mutated else []
                 kept = self._not_copied(call) if not written else None
-                copies.pristine = with_isolated_warnings(mirror, (), given, {"written": written, "kept": kept})
+                if kept and self._are_all(kept, args, kwargs):
+                    copies.pristine = args, kwargs
+                else:
+                    copies.pristine = with_isolated_warnings(mirror, (), given, {"written": written, "kept": kept})
         except OverBudget:
             copies.problem = BUDGET
         except Exception as error:
@@ -160,6 +164,22 @@ class CrossDevicePath:
         given = tensors_in((*call.args, *call.kwargs.values()))
         # A copy begins at 0, and is no view of another kind.
         return [t for t in given if type(t) in _PLAIN and t.layout is torch.strided and not _is_view_of_kind(t)]
+
+    def _are_all(self, kept: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether nothing of a call has to be copied or changed, so that its own arguments will do."""
+        found = 0
+        for value in (*args, *kwargs.values()):
+            kind = type(value)
+            found += kind in _PLAIN
+            # A list may be changed by the program; a device or dtype follows the copies.
+            if kind not in _PLAIN and kind not in _NUMBERS:
+                return False
+        n_bytes = sum([t.nbytes if t.is_contiguous() else self._max_bytes for t in kept])
+        return found == len(kept) and n_bytes < self._max_bytes and not kwargs.get("pin_memory")
+
+    def _forget_begun(self) -> None:
+        for executor in self._processes:
+            executor.forget_begun()
 
     def _begin_elsewhere(self, call: Call, pristine: Arguments) -> None:
         """Have the process of the other platform begin the call: it runs while the program's own does."""

@@ -25,7 +25,7 @@ from shadowrun.platforms.worker.channel import PROBE, Channel, ChannelClosed
 from shadowrun.platforms.worker.wire import Unsendable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     import torch
 
@@ -231,12 +231,13 @@ class Worker:
         question.ambient = ambient = (*torchplatform.ambient(), flushes_denormals())
         changed = None if ambient == self._ambient_there else ambient
         plain = wire.Plain((name, signature, returns, tuple(written)))
-        with self._failures_of(question):
+        try:
             channel.limit(self.limit_s)
             channel.send((plain, *inputs, changed, rng))
-            self._open = question
-        if question.error is not None:
-            raise question.error
+        except BaseException as error:
+            self._failed(question, error)
+            return
+        self._open = question
 
     def _receive(self, question: Question) -> None:
         """Read the answer to the question that was sent, or why there is none."""
@@ -244,35 +245,34 @@ class Worker:
         channel = self._channel
         if channel is None:
             return
-        with self._failures_of(question):
+        try:
             # What the program did since the question was sent is not the worker's time.
             channel.limit(self.limit_s)
-            answer = channel.receive()
-            question.answer = answer
-            self._described.add(question.name)
-            self._ambient_there = question.ambient if answer[0] in ("ran", "raised") else None
+            question.answer = answer = channel.receive()
+        except BaseException as error:
+            self._failed(question, error)
+            return
+        self._described.add(question.name)
+        self._ambient_there = question.ambient if answer[0] in ("ran", "raised") else None
 
-    @contextlib.contextmanager
-    def _failures_of(self, question: Question) -> Iterator[None]:
-        """Put what goes wrong in the channel into the question."""
-        try:
-            yield
+    def _failed(self, question: Question, error: BaseException) -> None:
+        """Put what went wrong in the channel into the question; an interrupt is raised again."""
         # Nothing was sent, or the answer was read to its end: the channel is in order.
-        except Unsendable as error:
+        if isinstance(error, Unsendable):
             question.error = error
-        except TimeoutError:
+        elif isinstance(error, TimeoutError):
             # A hang counts as a death: each one costs the program the whole time limit.
             self._deaths[question.name] += 1
             self._end_process()
             question.error = WorkerDied(
                 f"worker hung: no answer within {self.limit_s:g} s, ended by signal 9 (SIGKILL)"
             )
-        except (ChannelClosed, OSError):
+        elif isinstance(error, (ChannelClosed, OSError)):
             self._deaths[question.name] += 1
             question.error = WorkerDied(f"worker died: {self._exit_reason()}")
-        except BaseException:  # an interrupt: the next call would receive the answer to this one
+        else:  # an interrupt: the next call would receive the answer to this one
             self._end_process()
-            raise
+            raise error
 
     def _restarted(self) -> Channel:
         """The channel, for a program that runs: a worker that cannot be started is not tried again and again."""
