@@ -193,10 +193,11 @@ def _fit(case: Case, position: int, values: tuple[Value, ...], d: TensorDiff) ->
     if not a.dtype == e.dtype == p.dtype == torch.float32 or not a.numel() == e.numel() == p.numel() > 0:
         return None
     to_rounded = diff(d.name, a, p)
-    size = float(torch.linalg.vector_norm(e))
+    size = float(torch.dot(e, e)) ** 0.5
     distance, rest = (x.rmse * float(a.numel() ** 0.5) for x in (d, to_rounded))
     # Not finite where a value is not: the ladder knows classes.
     if not 0.0 < size < float("inf") or not 0.0 < distance < float("inf") or to_rounded.n_nan or to_rounded.n_inf:
         return None
-    explained = int(((a - p).abs_() < (a - e).abs_()).sum())
+    # Not `sum`: it takes ten times as long over truth values.
+    explained = int(torch.count_nonzero((a - p).abs_() < (a - e).abs_()))
     return _Fit(distance / size, rest / distance, to_rounded.max_abs / d.max_abs, explained)
