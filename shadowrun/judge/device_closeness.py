@@ -55,22 +55,21 @@ def is_far(
         room: How far elements may be apart in any case (`room_of_sums`); None for no room.
     """
     fmt = FORMATS[actual.dtype]
-    a, e = (_in_order(t, fmt.view) for t in (actual, expected))
-    # Signs of zeros differ where the bits do and the order does not.
     differs = actual.view(fmt.view) != expected.view(fmt.view)
     least = torch.minimum(actual.abs(), expected.abs())
     plain = actual.isfinite() & expected.isfinite() & (least >= fmt.normal)
-    apart = (a - e).abs() > most
+    a, e = (_in_order(t, fmt.view) for t in (actual, expected))
+    # Two finite numbers are less than 2**32 - 2**24 apart, so that no great distance wraps to a small one.
+    apart = (a - e).abs_() > most
     found = torch.zeros((), dtype=torch.bool, device=actual.device)
     if room is not None:
-        gap = actual.to(torch.float32) - expected.to(torch.float32)
-        # NaN is in no room.
+        gap = actual.to(torch.float32) - expected.to(torch.float32)  # NaN is in no room
         apart = apart & ~(gap.abs() <= room)
         size = expected.to(torch.float32).square().sum()
         # A factor within the room of each element is a fault all the same; see `bias.has_common_factor`.
         factor = (gap * expected.to(torch.float32)).sum().abs() > UNITS * max(fmt.roundoff, _ROUNDOFF) * size
         found = factor if fmt.mantissa >= 23 and actual.numel() >= ENOUGH else found
-    found = found | (apart | (differs & ~plain)).any()
+    found = found | (differs & (apart | ~plain)).any()
     n = actual.numel()
     if fmt.mantissa >= 23 or n < ENOUGH:
         return found
@@ -122,5 +121,5 @@ def room_of_sums(squared: torch.Tensor, expected: torch.Tensor, terms: float) ->
 
 def _in_order(t: torch.Tensor, view: torch.dtype) -> torch.Tensor:
     """Integers in the order of the floats: magnitudes with a sign, so that neighbours are 1 apart."""
-    bits = t.view(view).to(torch.int64)
+    bits = t.view(view).to(torch.int32)
     return torch.where(bits < 0, -(bits & torch.iinfo(view).max), bits)
