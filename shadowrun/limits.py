@@ -22,7 +22,7 @@ from shadowrun.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["ResourceLimits", "at_most_free", "bounded_memory", "head", "read_text", "read_toml"]
+__all__ = ["ResourceLimits", "at_most_free", "bounded_memory", "read_head", "read_text", "read_toml"]
 
 # In what torch says of memory that it did not get.
 _OF_TORCH = "DefaultCPUAllocator"
@@ -120,7 +120,7 @@ def read_toml(path: Path) -> tuple[str, dict[str, Any]]:
     return text, tomllib.loads(text)
 
 
-def head(path: Path, n: int) -> bytes:
+def read_head(path: Path, n: int) -> bytes:
     """The first bytes of a regular file; none of what cannot be read, or is a pipe, which would block."""
     with contextlib.suppress(OSError):
         if path.is_file():

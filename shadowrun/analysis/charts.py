@@ -240,7 +240,7 @@ class ChartsReader:
         self.n_calls += len(rows)
         if isinstance(rows, list):
             self._count(rows)
-            self._look(rows)
+            self._keep_series(rows)
         else:
             self._add_array(rows)
 
@@ -253,7 +253,7 @@ class ChartsReader:
             self._add(step, context, outcome, n, ref_ns / 1e3, target_ns / 1e3)
         of_step = (calls[:, 1] == self._step) & (calls[:, 0] // self._data.block == self._source)
         looked_at = calls[of_step | ~(calls[:, 7] == -1)]
-        self._look([
+        self._keep_series([
             (*map(int, row[:4]), *row[4:6], *(None if drift == -1 else drift for drift in row[6:]))
             for row in looked_at.tolist()
         ])  # fmt: skip
@@ -273,7 +273,7 @@ class ChartsReader:
         sums = self.us[column]
         self.us[column] = sums[0] + ref_us, sums[1] + target_us
 
-    def _look(self, rows: list[tuple[Any, ...]]) -> None:
+    def _keep_series(self, rows: list[tuple[Any, ...]]) -> None:
         """Keep the accumulated errors, and the calls of the step that is drawn."""
         regions, block = self._regions, self._data.block
         for seq, step, context, outcome, _, _, drift_abs, drift_rel in rows:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shadowrun.analysis.advice import next_step, worst_call
-from shadowrun.analysis.min_tolerance import NOTHING, MinTolerance, least, min_tolerances
+from shadowrun.analysis.min_tolerance import NOTHING, MinTolerance, least_tolerance, min_tolerances
 from shadowrun.analysis.summary import unique
 from shadowrun.analysis.wording import shell_command
 from shadowrun.settings import KINDS
@@ -389,7 +389,7 @@ def without_numbers(explanation: str) -> str:
 
 
 def _passes_with(rows: list[Row], tolerances: dict[tuple[int, int], MinTolerance]) -> MinTolerance:
-    return least(tolerances.get((row.group.context_id, row.group.outcome_id), NOTHING) for row in rows)
+    return least_tolerance(tolerances.get((row.group.context_id, row.group.outcome_id), NOTHING) for row in rows)
 
 
 def _worst(rows: list[Row]) -> Row:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from shadowrun.store.datafile import DataFile
 
-__all__ = ["NOTHING", "MinTolerance", "least", "min_tolerances"]
+__all__ = ["NOTHING", "MinTolerance", "least_tolerance", "min_tolerances"]
 
 # Statistics of f32 are computed in f32, the judge computes in f64: a printed tolerance must not be too small.
 _SLACK = 1 + 2.0**-18
@@ -53,7 +53,7 @@ def min_tolerances(data: DataFile) -> dict[tuple[int, int], MinTolerance]:
     }
 
 
-def least(tolerances: Iterable[MinTolerance]) -> MinTolerance:
+def least_tolerance(tolerances: Iterable[MinTolerance]) -> MinTolerance:
     """The smallest tolerance that passes all; `NOTHING` without any."""
     found = list(tolerances)
     return MinTolerance(max(t.rtol for t in found), max(t.atol for t in found)) if found else NOTHING

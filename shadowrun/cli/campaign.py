@@ -121,7 +121,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     options.add_simulation_arguments(parser)
     what = parser.add_argument_group("variants")
     what.add_argument(
-        "--n", type=options.count, metavar="N", help=f"variants (default: {_N:,}, or no limit with --minutes)"
+        "--n", type=options.positive_int, metavar="N", help=f"variants (default: {_N:,}, or no limit with --minutes)"
     )
     what.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the recipes (default: %(default)s)")
     what.add_argument(
@@ -145,14 +145,14 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits")
     limits.add_argument(
         "--timeout",
-        type=options.positive,
+        type=options.positive_float,
         default=60.0,
         metavar="S",
         help="seconds for a variant (default: %(default)g)",
     )
     limits.add_argument(
         "--memory",
-        type=options.positive,
+        type=options.positive_float,
         default=4.0,
         metavar="GIB",
         help="GiB that a variant may take (default: %(default)g)",
@@ -169,10 +169,10 @@ def _add_resume(parser: argparse.ArgumentParser) -> None:
 
 def _add_how(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("execution")
-    how.add_argument("--minutes", type=options.positive, metavar="M", help="stop after M minutes; resume goes on")
+    how.add_argument("--minutes", type=options.positive_float, metavar="M", help="stop after M minutes; resume goes on")
     how.add_argument(
         "--jobs",
-        type=options.count,
+        type=options.positive_int,
         metavar="N",
         help="worker processes, or chunks in flight (default: one a processor)",
     )
@@ -403,7 +403,7 @@ def _combine(args: argparse.Namespace) -> int:
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--cause", type=options.count, metavar="N", help="only the page of this root cause, for an issue tracker"
+        "--cause", type=options.positive_int, metavar="N", help="only the page of this root cause, for an issue tracker"
     )
     parser.add_argument("--before", metavar="DIR", help="folder of an earlier campaign: mark what it did not find")
     parser.add_argument(

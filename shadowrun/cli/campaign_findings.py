@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from shadowrun.cli import options
 from shadowrun.errors import UsageError
-from shadowrun.report.sanitize import MAX_TEXT, clip, one_line, say
+from shadowrun.report.sanitize import MAX_TEXT, clip, one_line, print_line
 
 if TYPE_CHECKING:
     import argparse
@@ -125,12 +125,12 @@ def _add_repro(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-minimise", action="store_true", help="keep all mutations, and the inputs as they are")
     parser.add_argument(
         "--time-limit",
-        type=options.positive,
+        type=options.positive_float,
         default=30.0,
         metavar="S",
         help="seconds to make the inputs of one smaller (default: %(default)g)",
     )
-    parser.add_argument("--jobs", type=options.count, default=1, metavar="N", help="worker processes")
+    parser.add_argument("--jobs", type=options.positive_int, default=1, metavar="N", help="worker processes")
     _add_platforms(parser)
 
 
@@ -204,7 +204,7 @@ def _print_script(number: int, cause: RootCause, made: CauseFile, folder: Path) 
 
     shown = {1: "exits 1 here", 0: "exits 0 here"}.get(made.exits, "was not tried")
     where = f"{folder / made.script} ({made.inputs}), {shown}" if made.inputs else "no script"
-    say(f"{number}. {clip(str(cause.signature), MAX_TEXT)}: {where}")
+    print_line(f"{number}. {clip(str(cause.signature), MAX_TEXT)}: {where}")
     if made.text:
         print(f"     {len(made.text.splitlines())} lines: {one_line(str((folder / made.script).with_name(SHORT)))}")
     for line in (*made.said.splitlines()[:4], *(f"note: {note}" for note in made.notes)):
@@ -274,7 +274,7 @@ def _add_known(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--reason", metavar="TEXT", help="the reason of each line (default: the root cause)")
     parser.add_argument(
-        "--expires", type=options.day, metavar="DATE", help="the last day of the lines, such as 2027-01-31"
+        "--expires", type=options.iso_date, metavar="DATE", help="the last day of the lines, such as 2027-01-31"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the lines, and write nothing")
 
@@ -298,13 +298,13 @@ def _known(args: argparse.Namespace) -> int:
     if args.reason:
         made = [dataclasses.replace(line, reason=args.reason) for line in made]
     for line in made:
-        say(f"{line.operator} on {line.platform}: {line.status} ({line.reason})")
+        print_line(f"{line.operator} on {line.platform}: {line.status} ({line.reason})")
     for number, why in skipped:
-        say(f"root cause {number} gets no line: {why}")
+        print_line(f"root cause {number} gets no line: {why}")
     if made and not args.dry_run:
         add_lines(path, made, args.expires)
     count = f"{len(made)} line{'s' * (len(made) != 1)}"
-    say(
+    print_line(
         f"{path}: {count} would be added"
         if args.dry_run
         else f"{path}: {count} added"

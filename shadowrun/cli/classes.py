@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
 from shadowrun.errors import UsageError
-from shadowrun.report.sanitize import say
+from shadowrun.report.sanitize import print_line
 
 if TYPE_CHECKING:
     from shadowrun.studies.classes.platforms import Platform
@@ -110,7 +110,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _platforms(args: argparse.Namespace) -> list[Platform]:
-    from shadowrun.studies.classes.platforms import find_recordings, load, platforms_of, where
+    from shadowrun.studies.classes.platforms import filter_platforms, find_recordings, load, platforms_of
 
     if args.published:
         from shadowrun.studies.classes.import_published import read_published, save_published
@@ -120,7 +120,7 @@ def _platforms(args: argparse.Namespace) -> list[Platform]:
         platforms = platforms_of(read_published(args.published, args.experiment), repeats=args.repeats)
     else:
         platforms = load(find_recordings(args.recordings), repeats=args.repeats)
-    return where(platforms, args.where)
+    return filter_platforms(platforms, args.where)
 
 
 def _known(platforms: list[Platform], args: argparse.Namespace) -> int:
@@ -133,7 +133,7 @@ def _known(platforms: list[Platform], args: argparse.Namespace) -> int:
     if args.write_known:
         classes = known_classes.classes_to_know(platforms, args.outputs, args.reason)
         n_new = known_classes.write_known(Path(args.write_known), classes)
-        say(f"{len(platforms)} recordings, {len(classes)} classes: wrote {n_new} new ones to {args.write_known}")
+        print_line(f"{len(platforms)} recordings, {len(classes)} classes: wrote {n_new} new ones to {args.write_known}")
         return 0
     classes = known_classes.read_known(Path(args.known))
     checked = [known_classes.check_platform(platform, classes) for platform in platforms]

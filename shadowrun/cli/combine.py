@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shadowrun.cli.progress import progress_bar
-from shadowrun.report.sanitize import say
+from shadowrun.report.sanitize import print_line
 
 if TYPE_CHECKING:
     import argparse
@@ -58,11 +58,11 @@ def run(args: argparse.Namespace) -> int:
             progress=progress,
         )
     for problem in combined.skipped:
-        say(f"shadowrun: left out: {problem}", error=True)
+        print_line(f"shadowrun: left out: {problem}", error=True)
     # Only now: the combined file is complete, and files that were skipped are not in it.
     if args.delete:
         _delete(combined, out)
-    say(f"{out}: {_described(combined)}")
+    print_line(f"{out}: {_described(combined)}")
     return 0
 
 

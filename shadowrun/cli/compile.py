@@ -25,7 +25,7 @@ from shadowrun.cli import options
 from shadowrun.cli.progress import progress_bar
 from shadowrun.cli.repro import print_script
 from shadowrun.errors import UsageError
-from shadowrun.report.sanitize import forgiving
+from shadowrun.report.sanitize import replacing_unencodable
 
 if TYPE_CHECKING:
     import argparse
@@ -47,14 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "shadowrun compile [options] (script.py | -m module) [arguments of the program]"
     parser.add_argument(
         "--calls",
-        type=options.count,
+        type=options.positive_int,
         default=10,
         metavar="N",
         help="calls to check of each graph (default: %(default)s)",
     )
     parser.add_argument(
         "--time-limit",
-        type=options.positive,
+        type=options.positive_float,
         default=600.0,
         metavar="S",
         help="seconds for the search for wrong operators (default: 600)",
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
             lambda what, done, of: update(done, of, what),
             allow_unverified=args.allow_unverified,
         )
-    with forgiving():
+    with replacing_unencodable():
         options.print_report(_document(reports), args, always=True)
         if args.repro:
             _write_repros(reports, Path(args.repro))

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     import shadowrun
     from shadowrun.analysis.gate import ended_by_exception
     from shadowrun.report.coverage_report import api_document, coverage_document
-    from shadowrun.report.sanitize import clip, say
+    from shadowrun.report.sanitize import clip, print_line
 
     recorded = shadowrun.load(args.data)
     coverage, info = recorded.coverage(), recorded.info
@@ -63,5 +63,5 @@ def run(args: argparse.Namespace) -> int:
     elif percent < args.fail_under:
         problem = f"{what} coverage {percent:.1f} % is under {args.fail_under:g} %"
     if problem:
-        say(f"shadowrun: FAILED: {problem}", error=True)
+        print_line(f"shadowrun: FAILED: {problem}", error=True)
     return int(bool(problem))

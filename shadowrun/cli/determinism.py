@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "shadowrun determinism [options] (script.py | -m module) [arguments of the program]"
     parser.add_argument(
         "--runs",
-        type=options.count,
+        type=options.positive_int,
         default=33,
         metavar="N",
         help="fresh processes, and repeats (default: %(default)s)",
@@ -63,12 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--layouts", action="store_true", help="also run calls on inputs in other layouts")
     parser.add_argument(
-        "--load", type=options.count, default=0, metavar="N", help="keep N processes busy during the runs"
+        "--load", type=options.positive_int, default=0, metavar="N", help="keep N processes busy during the runs"
     )
     parser.add_argument("--keep", metavar="DIR", help="keep the recordings in this folder")
     parser.add_argument(
         "--fail-on",
-        type=options.kinds_among(_KINDS),
+        type=options.kinds_reader(_KINDS),
         default=[],
         metavar="KINDS",
         help=f"exit with 1 if an operator breaks so: {', '.join(_KINDS)}",
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _counts(text: str) -> list[int]:
     """Read ``1,2,4``."""
-    found = [options.count(word) for word in options.words(text)]
+    found = [options.positive_int(word) for word in options.words(text)]
     if not found or len(set(found)) < len(found):
         raise argparse.ArgumentTypeError(f"{text!r}: use different whole numbers >= 1, such as 1,2,4")
     return found

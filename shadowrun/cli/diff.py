@@ -31,7 +31,7 @@ from shadowrun.cli import options
 from shadowrun.errors import ShadowrunError, UsageError
 from shadowrun.platforms.settings import ENV, PYTHON
 from shadowrun.platforms.spec import parse
-from shadowrun.report.sanitize import say
+from shadowrun.report.sanitize import print_line
 
 if TYPE_CHECKING:
     import argparse
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     document, failures = _diff(args, paths)
     options.print_report(document, args)
     for failure in failures:
-        say(f"shadowrun: FAILED: {failure}", error=True)
+        print_line(f"shadowrun: FAILED: {failure}", error=True)
     return int(bool(failures))
 
 

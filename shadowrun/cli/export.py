@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
 from shadowrun.errors import UsageError
-from shadowrun.report.sanitize import say
+from shadowrun.report.sanitize import print_line
 
 if TYPE_CHECKING:
     import argparse
@@ -55,11 +55,11 @@ def run(args: argparse.Namespace) -> int:
     recorded.baseline = options.baseline(args)
     if args.records:
         n = recorded.write_records(args.records)
-        say(f"{n:,} calls: {args.records}", error=True)
+        print_line(f"{n:,} calls: {args.records}", error=True)
     if args.trace:
         n, n_all = recorded.write_trace(args.trace)
         left = f" of {n_all:,}, the first ones" if n < n_all else ""
-        say(f"{n:,} calls{left}: {args.trace}", error=True)
+        print_line(f"{n:,} calls{left}: {args.trace}", error=True)
     if args.format or args.output:
         options.print_report(run_document(recorded, pictures=options.wants_pictures(args)), args)
     return 0

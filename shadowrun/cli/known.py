@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from shadowrun.cli import options
 from shadowrun.errors import UsageError
-from shadowrun.report.sanitize import clip, sanitize, say
+from shadowrun.report.sanitize import clip, print_line, sanitize
 from shadowrun.settings import KINDS, LEDGER, read_settings
 
 if TYPE_CHECKING:
@@ -59,10 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ledger", metavar="FILE", help=f"ledger to write to (default: the nearest {LEDGER}, or one here)"
     )
     parser.add_argument("--reason", metavar="TEXT", help="the reason of each line (default: the cause, and the date)")
-    parser.add_argument("--expires", type=options.day, metavar="DATE", help="the last day of the lines: 2027-01-31")
+    parser.add_argument(
+        "--expires", type=options.iso_date, metavar="DATE", help="the last day of the lines: 2027-01-31"
+    )
     parser.add_argument(
         "--kinds",
-        type=options.kinds_among(KINDS),
+        type=options.kinds_reader(KINDS),
         default=list(KINDS),
         metavar="KINDS",
         help=f"findings that get a line: {', '.join(KINDS)} (default: all)",
@@ -101,8 +103,10 @@ def _check(ledger: str | None) -> int:
     today = dt.datetime.now().astimezone().date()
     expired = [line for line in lines if line.expires is not None and line.expires < today]
     for line in expired:
-        say(f"{line.origin}: {line.operator} on {line.platform} expired on {line.expires} ({line.reason})", error=True)
-    say(f"{len(lines)} lines, {len(expired)} expired")
+        print_line(
+            f"{line.origin}: {line.operator} on {line.platform} expired on {line.expires} ({line.reason})", error=True
+        )
+    print_line(f"{len(lines)} lines, {len(expired)} expired")
     return int(bool(expired))
 
 
@@ -162,11 +166,11 @@ def _write(path: Path, recorded: Run, findings: list[Finding], args: argparse.Na
     outdated = [use for use in uses if use.state in _OUTDATED and use.line.origin.startswith(f"{path.name}:")]
     for line in made:
         where = f" in {line.module}" if line.module else ""
-        say(f"+ {line.operator} on {line.platform}{where}: {line.status} ({line.reason})")
+        print_line(f"+ {line.operator} on {line.platform}{where}: {line.status} ({line.reason})")
     for finding, why in skipped:
-        say(f"no line for {finding.op}, {finding.kind}: {why}")
+        print_line(f"no line for {finding.op}, {finding.kind}: {why}")
     for use in outdated if args.prune else ():
-        say(f"- {use.line.operator} on {use.line.platform}: {use.state} ({use.line.reason})")
+        print_line(f"- {use.line.operator} on {use.line.platform}: {use.state} ({use.line.reason})")
     n_dropped = len(outdated) if args.prune else 0
     if not args.dry_run:
         # Before lines are added: their numbers must be those that were read.
@@ -174,7 +178,7 @@ def _write(path: Path, recorded: Run, findings: list[Finding], args: argparse.Na
         if made:
             add_lines(path, made, args.expires)
     would = "would be " if args.dry_run else ""
-    say(f"{path}: {len(made)} lines {would}added, {n_dropped} {would}deleted")
+    print_line(f"{path}: {len(made)} lines {would}added, {n_dropped} {would}deleted")
     return 0
 
 

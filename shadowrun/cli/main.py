@@ -28,7 +28,7 @@ from shadowrun.cli import child_process, options
 from shadowrun.errors import ShadowrunError
 from shadowrun.limits import ResourceLimits
 from shadowrun.platforms.plugins import failed_autoload, import_plugins, inherited
-from shadowrun.report.sanitize import MAX_WHOLE, clip, forgiving
+from shadowrun.report.sanitize import MAX_WHOLE, clip, replacing_unencodable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -112,8 +112,8 @@ def build_parser() -> argparse.ArgumentParser:
             run=module.run, runs_program=name in RUN_PROGRAM, runs_calls=name in RUN_CALLS, reads=name in READ
         )
         command.set_defaults(defaults=functools.partial(module.set_defaults, command) if name == "run" else None)
-        if hasattr(module, "does"):  # what it does depends on its action
-            command.set_defaults(does=module.does)
+        if hasattr(module, "reads_and_runs"):  # what it does depends on its action
+            command.set_defaults(reads_and_runs=module.reads_and_runs)
         if name in READ:
             options.add_no_limits_argument(command)
     return parser
@@ -132,14 +132,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         KeyboardInterrupt: After Ctrl-C, if `argv` is None.
     """
     try:
-        with forgiving():
+        with replacing_unencodable():
             parser = build_parser()
             args = parser.parse_args(argv)
             if args.defaults is not None:  # of this command, by the environment and settings of the project
                 args.defaults(args)
                 args = parser.parse_args(argv)
-        if hasattr(args, "does"):
-            args.reads, args.runs_calls = args.does(args)
+        if hasattr(args, "reads_and_runs"):
+            args.reads, args.runs_calls = args.reads_and_runs(args)
         allowance = (
             ResourceLimits.for_files(_words(args), getattr(args, "packed", 1))
             if args.reads and not args.no_limits
@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         is_child = argv is None and (args.runs_calls or allowance is not None)
         if is_child and (ended := child_process.in_child(allowance)) is not None:
             return ended
-        with contextlib.nullcontext() if args.runs_program else forgiving():
+        with contextlib.nullcontext() if args.runs_program else replacing_unencodable():
             # Before the command resolves a platform: the plug-in may register it.
             args.imports = args.imports or inherited()
             import_plugins(args.imports, inherit=not args.runs_program)
@@ -159,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 status: int = args.run(args)
         sys.stdout.flush()  # here a closed pipe is handled; at exit Python would print an error
     except ShadowrunError as error:
-        with forgiving():
+        with replacing_unencodable():
             print(f"shadowrun: error: {clip(str(error), MAX_WHOLE)} [{error.command}]", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -172,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        with forgiving():
+        with replacing_unencodable():
             if refused := failed_autoload(error):
                 print(f"shadowrun: error: {refused} [{refused.command}]", file=sys.stderr)
                 return 2

@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="runs that are timed, of which the shortest counts; 0: measure no time (default: %(default)s)",
     )
-    parser.add_argument("-j", "--jobs", type=options.count, default=1, metavar="N", help="recordings at a time")
+    parser.add_argument("-j", "--jobs", type=options.positive_int, default=1, metavar="N", help="recordings at a time")
     parser.add_argument("--keep", metavar="DIR", help="keep the recordings in this folder")
     options.add_output_arguments(parser)
     # A process that is timed: the program alone, on one platform, with mitigations applied.
@@ -169,8 +169,8 @@ def _of_recordings(args: argparse.Namespace) -> list[str]:
 
 
 def _numbers(text: str) -> list[int]:
-    return [options.count(word) for word in options.words(text)]
+    return [options.positive_int(word) for word in options.words(text)]
 
 
 def _number(text: str) -> int:
-    return 0 if text == "0" else options.count(text)
+    return 0 if text == "0" else options.positive_int(text)

@@ -36,16 +36,16 @@ __all__ = [
     "baseline",
     "byte_count",
     "check_outputs",
-    "count",
-    "day",
     "enable_simulation",
     "is_simulated",
+    "iso_date",
     "kept_folder",
-    "kinds_among",
+    "kinds_reader",
     "known_issues_on",
     "known_ledger",
     "known_options",
-    "positive",
+    "positive_float",
+    "positive_int",
     "print_report",
     "refuse_links",
     "require_program",
@@ -272,7 +272,7 @@ def words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def kinds_among(known: Collection[str]) -> Callable[[str], list[str]]:
+def kinds_reader(known: Collection[str]) -> Callable[[str], list[str]]:
     """Reader of ``--fail-on``: ``a,b`` of these kinds, or ``none``."""
 
     def read(text: str) -> list[str]:
@@ -286,7 +286,7 @@ def kinds_among(known: Collection[str]) -> Callable[[str], list[str]]:
     return read
 
 
-def count(text: str) -> int:
+def positive_int(text: str) -> int:
     """Read a whole number from 1 on.
 
     Raises:
@@ -301,7 +301,7 @@ def count(text: str) -> int:
     return number
 
 
-def day(text: str) -> dt.date:
+def iso_date(text: str) -> dt.date:
     """Read a date, such as 2027-01-31.
 
     Raises:
@@ -333,7 +333,7 @@ def byte_count(text: str) -> int:
     return int(found)
 
 
-def positive(text: str) -> float:
+def positive_float(text: str) -> float:
     """Read a finite number above 0.
 
     Raises:

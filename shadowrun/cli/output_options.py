@@ -118,7 +118,7 @@ def print_report(document: Document, args: argparse.Namespace, *, always: bool =
         if name == "terminal":
             _show(document, args, more)
         else:
-            report.show(render(document, name))
+            report.write_to_stdout(render(document, name))
 
 
 def _show(document: Document, args: argparse.Namespace, more: str) -> None:
@@ -132,7 +132,7 @@ def _show(document: Document, args: argparse.Namespace, more: str) -> None:
     pages = at_terminal and details and not getattr(args, "no_pager", False) and pager_command() is not None
     text = render_view(document, View(details, everything, at_terminal and not pages, more))
     if not (pages and is_long(text) and show_by_pager(text)):
-        report.show(text)
+        report.write_to_stdout(text)
 
 
 def check_outputs(outputs: list[str]) -> None:

@@ -166,7 +166,7 @@ def _run_grid(args: argparse.Namespace) -> int:
         raise UsageError(f"--out {args.out!r} is no folder.", slug="bad-grid")
     with progress_bar("recording: platforms") as progress:
         cells = record_grid(platforms, _forwarded(args), folder, jobs=args.jobs, progress=progress)
-    report.show(render(grid_document(cells, str(folder)), "terminal"))
+    report.write_to_stdout(render(grid_document(cells, str(folder)), "terminal"))
     return int(any(cell.outcome != RECORDED for cell in cells))
 
 

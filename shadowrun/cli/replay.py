@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         *("-n", "--limit"),
-        type=options.count,
+        type=options.positive_int,
         default=_ROWS,
         metavar="N",
         help="rows of each list at most (default: %(default)s)",

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shadowrun.cli import compare_options, options, progress
 from shadowrun.errors import PlatformError, UsageError, brief
 from shadowrun.platforms.spec import parse
-from shadowrun.report.sanitize import MAX_NAME, clip, forgiving, sanitize
+from shadowrun.report.sanitize import MAX_NAME, clip, replacing_unencodable, sanitize
 from shadowrun.settings import FAIL_ON, KINDS, NEW, WORSE, read_settings
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def add_gate_argument(parser: argparse.ArgumentParser) -> None:
     """The gate: which kinds of findings fail the run."""
     parser.add_argument(
         "--fail-on",
-        type=options.kinds_among((*KINDS, NEW, WORSE)),
+        type=options.kinds_reader((*KINDS, NEW, WORSE)),
         default=",".join(FAIL_ON),
         metavar="KINDS",
         help=f"findings that make the exit status 1: {', '.join(KINDS)}, or none (default: %(default)s); {NEW} and "
@@ -342,7 +342,7 @@ def run(args: argparse.Namespace) -> int:
 
     from shadowrun.report.run_report import run_document
 
-    with forgiving():
+    with replacing_unencodable():
         data = "" if args.data == options.DATA_FILE else f" {shlex.quote(args.data)}"
         document = run_document(comparison, pictures=options.wants_pictures(args))
         options.print_report(document, args, always=True, more=f"shadowrun report{data} -v")

@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_output_arguments(parser, findings=True)
     parser.add_argument(
         "--fail-on",
-        type=options.kinds_among(_FAIL_ON),
+        type=options.kinds_reader(_FAIL_ON),
         default=[],
         metavar="KINDS",
         help="exit with 1 on critical (an operator slower than --critical-ratio beyond the noise) or error (one that "

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
 from shadowrun.errors import UsageError
-from shadowrun.report.sanitize import say
+from shadowrun.report.sanitize import print_line
 
 if TYPE_CHECKING:
     import argparse
@@ -87,11 +87,11 @@ def _gate(coverage: StaticCoverage, least: float | None) -> int:
     status = 0
     # An empty run has 100 %, and must not pass.
     if least is not None and not coverage.operators:
-        say("shadowrun: FAILED: the run has no operators", error=True)
+        print_line("shadowrun: FAILED: the run has no operators", error=True)
         return 1
     for device in coverage.devices:
         percent = coverage.percent(device)
         if least is not None and percent < least:
-            say(f"shadowrun: FAILED: {device} has {percent:.1f} %, under {least:g} %", error=True)
+            print_line(f"shadowrun: FAILED: {device} has {percent:.1f} %, under {least:g} %", error=True)
             status = 1
     return status

@@ -25,7 +25,7 @@ from shadowrun.analysis.wording import plural
 from shadowrun.cli import options
 from shadowrun.cli.sweep import FILE, KINDS, count_failures, failing_kinds
 from shadowrun.errors import UsageError
-from shadowrun.report.sanitize import say
+from shadowrun.report.sanitize import print_line
 
 if TYPE_CHECKING:
     import argparse
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--fail-on",
-        type=options.kinds_among((*KINDS, _REGRESSED)),
+        type=options.kinds_reader((*KINDS, _REGRESSED)),
         default=[],
         metavar="KINDS",
         help=f"exit with 1 on failures: {', '.join(KINDS)}; with --diff and --trend: {_REGRESSED}",
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
             if s.percent_full < args.fail_under
         ]
     for failure in failures:
-        say(f"shadowrun: FAILED: {failure}", error=True)
+        print_line(f"shadowrun: FAILED: {failure}", error=True)
     return int(bool(failures))
 
 
@@ -167,7 +167,7 @@ def _write_files(args: argparse.Namespace, sweep: Sweep) -> None:
     for text in args.write:
         name, _, path = text.partition(":")
         report.save(export(name, sweep), Path(path))
-        say(f"{name}: {path}", error=True)
+        print_line(f"{name}: {path}", error=True)
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"test exceptional values instead: the parts {', '.join(PROBES)}",
     )
     what.add_argument(
-        "--samples", type=options.count, metavar="N", help="samples of each operator and dtype (default: all)"
+        "--samples", type=options.positive_int, metavar="N", help="samples of each operator and dtype (default: all)"
     )
     what.add_argument(
         "--seed", type=int, default=0, metavar="N", help="seed of the sample inputs (default: %(default)s)"
@@ -98,16 +98,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("limits")
     how.add_argument(
         "--jobs",
-        type=options.count,
+        type=options.positive_int,
         metavar="N",
         help="worker processes (default: one for each processor; 1 on a device with a reset command)",
     )
     how.add_argument(
-        "--timeout", type=options.positive, default=60.0, metavar="S", help="seconds for a case (default: %(default)g)"
+        "--timeout",
+        type=options.positive_float,
+        default=60.0,
+        metavar="S",
+        help="seconds for a case (default: %(default)g)",
     )
     how.add_argument(
         "--memory",
-        type=options.positive,
+        type=options.positive_float,
         default=4.0,
         metavar="GIB",
         help="GiB that a case may take (default: %(default)g)",
@@ -126,7 +130,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument(
         "--minutes",
-        type=options.positive,
+        type=options.positive_float,
         metavar="M",
         help="start no further operator after M minutes; the same command resumes the sweep",
     )
@@ -144,7 +148,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_output_arguments(out, findings=True, has_all=True)
     out.add_argument(
         "--fail-on",
-        type=options.kinds_among(KINDS),
+        type=options.kinds_reader(KINDS),
         default=_DEFAULT_FAIL_ON,
         metavar="KINDS",
         help=f"failures that make the exit status 1: {', '.join(KINDS)}, or none (default: %(default)s)",

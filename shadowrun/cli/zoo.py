@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.zoo.program import Program, Zoo
     from shadowrun.studies.zoo.sources.source import Collected
 
-__all__ = ["add_arguments", "does", "run"]
+__all__ = ["add_arguments", "reads_and_runs", "run"]
 
 _FILE: Final = ".shadowzoo"
 _SOURCES: Final = {
@@ -70,7 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="*", metavar="WHAT", help="source and patterns, or a program")
     parser.add_argument("--zoo", type=Path, default=Path(_FILE), metavar="FILE", help="the file (default: %(default)s)")
     parser.add_argument(
-        "--jobs", type=options.count, default=1, metavar="N", help="add transformers, torchvision, timm: processes"
+        "--jobs",
+        type=options.positive_int,
+        default=1,
+        metavar="N",
+        help="add transformers, torchvision, timm: processes",
     )
     parser.add_argument(
         "--all-heads", action="store_true", help="add transformers: every head, not the first that works"
@@ -82,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_output_arguments(parser)
 
 
-def does(args: argparse.Namespace) -> tuple[bool, bool]:
+def reads_and_runs(args: argparse.Namespace) -> tuple[bool, bool]:
     """Whether it only reads, and whether it runs calls of a file."""
     # Limits of memory and time are those of what a command does: `list` unpacks a file, `add` may run its calls.
     return args.action != "add", args.action == "add" and args.what[:1] in [[s] for s in (*_OF_FILES, "subgraphs")]
@@ -157,7 +161,7 @@ def _collected(
         return _of_file(source)(path, wanted, update, isolated=True)
     from shadowrun.studies.zoo import subgraphs
 
-    return subgraphs.mine([p for p in zoo.programs.values() if wanted(p.name)], update, isolated=True)
+    return subgraphs.mine_subgraphs([p for p in zoo.programs.values() if wanted(p.name)], update, isolated=True)
 
 
 def _of_file(source: str) -> Callable[..., Collected]:

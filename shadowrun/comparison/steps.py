@@ -125,7 +125,7 @@ _MIN_STRETCH_NS = 500_000
 _MAX_OTHER_CALLS = 64
 
 
-class _Stretches:
+class _ImplicitSteps:
     """Decides which outermost calls of modules end a stretch, in a program whose optimizers end no step."""
 
     def __init__(self) -> None:
@@ -179,7 +179,7 @@ class Steps:
         self._selection = selection
         self._budget = budget
         self._first_step = recorder.step
-        self._stretches: _Stretches | None = None
+        self._stretches: _ImplicitSteps | None = None
         self._optimizers: _OptimizerSteps | None = None
         self._end_step: Callable[[], None] = lambda: None
         self._due = self._at_once = self._by_optimizer = False
@@ -215,7 +215,7 @@ class Steps:
             self._optimizers = _OptimizerSteps(self._optimizer_stepped)
             self._optimizers.start()
         if self._budget is not None:
-            self._stretches = _Stretches()
+            self._stretches = _ImplicitSteps()
             self._attribution.outermost = self._module_called
 
     def begin(self, mode: ShadowMode, began_ns: int) -> None:

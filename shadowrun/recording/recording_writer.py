@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from shadowrun.errors import DataFileError
-from shadowrun.limits import head
+from shadowrun.limits import read_head
 from shadowrun.native import core
 from shadowrun.recording.model import width_of
 from shadowrun.store import connect
@@ -214,7 +214,7 @@ class Writer:
 
 def is_recording(path: Path) -> bool:
     """Whether a file has the header of a recording."""
-    start = head(path, 72)
+    start = read_head(path, 72)
     # Bytes 68 to 71 of a database are its application id: https://www.sqlite.org/fileformat.html#application_id
     return start.startswith(b"SQLite format 3\0") and start[68:] == APPLICATION_ID.to_bytes(4, "big")
 

@@ -277,7 +277,7 @@ class Comparator:
         if bounds is not None and looked is None and actual.fallback is None and rng is None:
             close = bounds.judge(a, e)
             if close is not None:
-                self.teach(bounds, a, *close)
+                self.teach_native(bounds, a, *close)
                 self._recorder.verdict(context, *close, times=times, drift=drift)
                 return
         # Some kernels ignore the storage offset; the copies begin at 0 and would hide that.
@@ -311,7 +311,7 @@ class Comparator:
         self._learn(context, case, *judged)
         self._record_unequal(unequal, pristine, *judged)
 
-    def teach(
+    def teach_native(
         self, bounds: ContextBounds, actual: Sequence[Value], verdict: Verdict, diffs: tuple[TensorDiff, ...]
     ) -> None:
         """Have C record the next call that passes these bounds as this one does."""

@@ -133,23 +133,23 @@ class Drift:
         return self.trials is not None and self.trials.has_suspects
 
     @property
-    def is_apart(self) -> bool:
+    def has_diverged(self) -> bool:
         """Whether any value of a chain may differ from the program's."""
         return self.follows_all or self._of_target.has_twins or self._of_ref.has_twins
 
     def notify(self, changed: Callable[[bool], None]) -> None:
-        """Have `changed` called with `is_apart`, when that changes."""
+        """Have `changed` called with `has_diverged`, when that changes."""
         self._changed = changed
         for chain in (self._of_target, self._of_ref):
-            chain.changed = lambda: changed(self.is_apart)
-        changed(self.is_apart)
+            chain.changed = lambda: changed(self.has_diverged)
+        changed(self.has_diverged)
 
     def suspect(self, op: str, error: float) -> None:
         """A call was wrong: see `RepairTrials.suspect`."""
         if self.trials is not None:
             self.trials.suspect(op, error)
             if self._changed is not None:
-                self._changed(self.is_apart)
+                self._changed(self.has_diverged)
 
     def must_follow(self, call: Call) -> bool:
         """Whether the chains have to run a call: else, they would run what is replayed."""
@@ -262,7 +262,7 @@ class DriftChain:
         except (RuntimeError, NotImplementedError, TypeError):  # layouts without a storage: not followed
             self._pending.call = _UNFOLLOWED
 
-    def take_laid(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def take_prepared_inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The inputs that `take_inputs` laid out, once; empty for a call that is not followed."""
         call, self._pending.call = self._pending.call, None
         return ((), {}) if call is None or call is _UNFOLLOWED else call

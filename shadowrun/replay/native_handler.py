@@ -119,8 +119,8 @@ class NativeHandler:
             self.handler.keeps_drift = True
             drift.notify(self._is_apart)
 
-    def _is_apart(self, is_apart: bool) -> None:
-        self.handler.has_twins = is_apart
+    def _is_apart(self, has_diverged: bool) -> None:
+        self.handler.has_twins = has_diverged
 
     def pass_on(self) -> None:
         """Have calls passed on that the overhead budget leaves out."""

@@ -276,7 +276,7 @@ class _Chain(DriftChain):
 
     def drop_as(self, plan: OpPlan, own: CallRun) -> list[Value] | None:
         """Follow a dropout: by the mask that the program drew."""
-        args, kwargs = self.take_laid()
+        args, kwargs = self.take_prepared_inputs()
         (out, mask), train = own.out, args[2] if len(args) > 2 else kwargs.get("train")
         if train is False or not isinstance(args[0], torch.Tensor):
             self.reseed(plan, own)

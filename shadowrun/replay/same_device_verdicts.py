@@ -62,7 +62,7 @@ class SameDeviceVerdicts:
         drift = self._context.drift
         if drift is None:
             return NO_DRIFT
-        if equal and not drift.is_apart:
+        if equal and not drift.has_diverged:
             return NO_ERROR
         found: tuple[float, float] = with_isolated_warnings(drift.diverge, (), (call, own, replayed))
         return found
@@ -91,7 +91,7 @@ class SameDeviceVerdicts:
         close = bounds.judge(*results)
         if close is None:
             return False
-        comparator.teach(bounds, results[0], *close)
+        comparator.teach_native(bounds, results[0], *close)
         drift = self._drifted(call, own, replayed, equal=False)
         times = expected.ns / 1000, actual.ns / 1000
         self._context.recorder.verdict(call.context, *close, times=times, drift=drift)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shadowrun.errors import UsageError
 from shadowrun.report.document import ISSUE_FORMATS, RENDERERS
-from shadowrun.report.sanitize import show
+from shadowrun.report.sanitize import write_to_stdout
 from shadowrun.store.atomic_write import write_text
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ __all__ = [
     "output_of",
     "render",
     "save",
-    "show",
     "summary_html",
+    "write_to_stdout",
 ]
 
 FORMATS = tuple(name for name in RENDERERS if name != "terminal" and name not in ISSUE_FORMATS)

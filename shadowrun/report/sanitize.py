@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["MAX_WHOLE", "clip", "forgiving", "one_line", "sanitize", "say", "show"]
+__all__ = ["MAX_WHOLE", "clip", "one_line", "print_line", "replacing_unencodable", "sanitize", "write_to_stdout"]
 
 MAX_NAME = 120
 MAX_TEXT = 400
@@ -96,12 +96,12 @@ def _sanitized(value: Any, field: str | None, cleaned: Callable[[str, str | None
     return value
 
 
-def say(text: str, *, error: bool = False) -> None:
+def print_line(text: str, *, error: bool = False) -> None:
     """Print one line, to standard output or error: names of files and platforms are a file's, or its sender's."""
     print(clip(text, MAX_WHOLE), file=sys.stderr if error else sys.stdout)
 
 
-def show(text: str) -> None:
+def write_to_stdout(text: str) -> None:
     """Write to standard output; characters that its encoding lacks are replaced."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     # A terminal in an 8-bit encoding would raise on the first arrow or box character.
@@ -109,7 +109,7 @@ def show(text: str) -> None:
 
 
 @contextlib.contextmanager
-def forgiving() -> Iterator[None]:
+def replacing_unencodable() -> Iterator[None]:
     """While inside, standard output and error replace characters that their encodings lack.
 
     Not while the user's program runs: its output must stay unchanged.

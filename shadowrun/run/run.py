@@ -354,7 +354,7 @@ class Run:
 
         format = format or ("terminal" if str(path) == "-" else report.format_of(path))  # noqa: A001
         if str(path) == "-":
-            report.show(report.render(self, format))
+            report.write_to_stdout(report.render(self, format))
         else:
             report.save(report.render(self, format), Path(path))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from shadowrun.errors import DataFileError
-from shadowrun.limits import head
+from shadowrun.limits import read_head
 from shadowrun.store import validation
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class FileKind:
     def is_one(self, path: Path) -> bool:
         """Whether a file is of this kind, by its first bytes."""
         # The header of SQLite: its magic string at byte 0, the application id at byte 68.
-        start = head(path, 72)
+        start = read_head(path, 72)
         return start.startswith(_MAGIC) and start[68:] == self.application_id.to_bytes(4, "big")
 
     def connect_to_write(self, path: Path) -> tuple[sqlite3.Connection, bool]:

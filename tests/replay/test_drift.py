@@ -341,11 +341,11 @@ def test_one_wrong_replay_drifts_on_in_calls_that_match(monkeypatch):
 def test_a_chain_that_returns_to_the_values_of_the_program_is_no_longer_followed():
     c = Chain()
     y = c.add(torch.zeros(4), wrong=lambda t: t + 0.5)
-    assert c.drifting.is_apart
+    assert c.drifting.has_diverged
     plan = make_plan(aten.zero_.default, 0)
     call = Call(plan, (y,), {}, ON_TARGET)
     c.drifting.reseed(plan, CallRun((y,), {}, y, 0))
-    assert not c.drifting.is_apart
+    assert not c.drifting.has_diverged
     assert not c.drifting.must_follow(call)
     assert c.drifting.diverge(call, CallRun((y,), {}, y, 0), CallRun((y + 1,), {}, None, 0)) == (
         1.0,

@@ -368,7 +368,7 @@ ACTIONS = [
 def test_each_action_has_the_bounds_of_what_it_does(argv, reads, runs):
     args = build_parser().parse_args(argv)
     if hasattr(args, "does"):
-        args.reads, args.runs_calls = args.does(args)
+        args.reads, args.runs_calls = args.reads_and_runs(args)
     assert (args.reads, args.runs_calls) == (reads, runs)
     assert not reads or args.no_limits is False
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from shadowrun.errors import DataFileError, brief
-from shadowrun.limits import head
+from shadowrun.limits import read_head
 from shadowrun.report.document import Column, Document, Fact, Facts, Limits, Note, Records, Table
 from shadowrun.report.sanitize import MAX_NAME, clip
 from shadowrun.store.atomic_write import atomic_write, write_text
@@ -172,7 +172,7 @@ class CampaignFolder:
                     slug="campaign-folder",
                 )
             # One byte more than is allowed, so that a longer file is seen to be too long.
-            content = head(file, _MAX_BYTES + 1)
+            content = read_head(file, _MAX_BYTES + 1)
             if len(content) > _MAX_BYTES:
                 raise _damaged(file, "it is too large")
             found = json.loads(content)

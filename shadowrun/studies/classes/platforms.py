@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from shadowrun.recording.model import Key, Recording
 
-__all__ = ["Platform", "facts_of", "find_recordings", "fingerprint_digest", "load", "platforms_of", "where"]
+__all__ = ["Platform", "facts_of", "filter_platforms", "find_recordings", "fingerprint_digest", "load", "platforms_of"]
 
 # Entries of a fingerprint that two machines of one kind may differ in.
 _NOT_OF_HARDWARE: Final = ("platform", "cloud", "memory_gib", "device_memory_gib")
@@ -134,7 +134,7 @@ def platforms_of(
     ]
 
 
-def where(platforms: Iterable[Platform], conditions: Sequence[tuple[str, str]]) -> list[Platform]:
+def filter_platforms(platforms: Iterable[Platform], conditions: Sequence[tuple[str, str]]) -> list[Platform]:
     """Platforms that meet all conditions: pairs of a fact (or ``name``) and a pattern, as `fnmatch`.
 
     Raises:

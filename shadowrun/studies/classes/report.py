@@ -103,9 +103,9 @@ def _warnings(study: Study) -> Iterator[Note]:
             f"{study.n_any:,} that any of them has. What follows is of outputs with equal names.",
             "warn",
         )
-    if study.foreign:
+    if study.input_disagreements:
         before, after = "Inputs or program differ between the recordings: ", ". Their classes say nothing of hardware."
-        yield Note(naming(before, list(study.foreign), 4, after), "warn")
+        yield Note(naming(before, list(study.input_disagreements), 4, after), "warn")
     if study.versions:
         listed = "; ".join(f"{name} {', '.join(found)}" for name, found in study.versions.items())
         yield Note(
@@ -113,7 +113,7 @@ def _warnings(study: Study) -> Iterator[Note]:
         )
     if study.incomplete:
         yield Note(naming("Stopped while recording: ", study.incomplete, _MAX_NAMES, "."), "warn")
-    weak = [f"{m.platform} on {_name(c)} ({m.n_mode} of {m.n_repeats})" for c, m in study.weak]
+    weak = [f"{m.platform} on {_name(c)} ({m.n_mode} of {m.n_repeats})" for c, m in study.unreliable_outputs]
     if weak:
         before = "The most frequent result has under 60 % of the repeats, and hardly stands for the platform: "
         yield Note(naming(before, weak, _MAX_NAMES, "."), "warn")

@@ -135,7 +135,7 @@ class Study:
         return self.n_common < FEW_COMMON * self.n_any
 
     @property
-    def foreign(self) -> dict[str, Mapping[str, tuple[str, ...]]]:
+    def input_disagreements(self) -> dict[str, Mapping[str, tuple[str, ...]]]:
         """Disagreements about what went in: where there are any, hardware is credited with nothing."""
         return {name: found for name, found in self.provenance.items() if _kind(name) != _VERSION}
 
@@ -156,7 +156,7 @@ class Study:
         return [(o.classes, m) for o in self.outputs for m in o.classes.members if m.star]
 
     @property
-    def weak(self) -> list[tuple[Classes, Member]]:
+    def unreliable_outputs(self) -> list[tuple[Classes, Member]]:
         """Those whose most frequent result has under 60 % of the repeats."""
         return [(c, m) for c, m in self.unstable_outputs if m.n_mode < MODE_WARNING * m.n_repeats]
 

@@ -26,7 +26,17 @@ if TYPE_CHECKING:
     from shadowrun.recording.model import Context
     from shadowrun.studies.diff.values import Values
 
-__all__ = ["FAMILIES", "Alignment", "align", "common", "family", "increasing", "kth_of_each", "matches", "renamed"]
+__all__ = [
+    "FAMILIES",
+    "Alignment",
+    "align",
+    "common_subsequence",
+    "family",
+    "kth_of_each",
+    "longest_increasing",
+    "matches",
+    "renamed",
+]
 
 Calls = Any  # npt.NDArray[np.int64], (n,)
 
@@ -215,7 +225,7 @@ class _Matching:
             pairs = self._pairs()
             # Calls that changed their order on the other side separate no gaps: without them the anchors rise on both
             # sides.
-            self._anchors = pairs[increasing(pairs[:, 1])]
+            self._anchors = pairs[longest_increasing(pairs[:, 1])]
             self._between_anchors(keys)
         if self._is_left():
             a, b = (np.flatnonzero(free) for free in self._free())
@@ -260,7 +270,7 @@ class _Matching:
         found = []
         for n in range(len(both)):
             a, b = (free[side][edges[side][0][n] : edges[side][1][n]] for side in (0, 1))
-            p, q = common(label[0][a], label[1][b])
+            p, q = common_subsequence(label[0][a], label[1][b])
             found.append((a[p], b[q]))
         if found:
             self._take(np.concatenate([p for p, _ in found]), np.concatenate([q for _, q in found]), by)
@@ -297,7 +307,9 @@ def _joined(a: list[Calls], b: list[Calls]) -> list[Calls]:
 _MAX_PRODUCT: Final = 1 << 14
 
 
-def common(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def common_subsequence(
+    a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Positions of a long common subsequence, in both.
 
     What both ends share first; then elements that are unique on both sides (patience diff); then, in short stretches,
@@ -326,10 +338,10 @@ def common(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> tuple[npt.NDAr
         p, q = kth_of_each(x, y, once=True)
         if not len(p):
             p, q = kth_of_each(x, y)
-            kept = increasing(q)
+            kept = longest_increasing(q)
             pairs.append((i + p[kept], j + q[kept]))
             continue
-        kept = increasing(q)
+        kept = longest_increasing(q)
         p, q = i + p[kept], j + q[kept]
         pairs.append((p, q))
         edges_a, edges_b = np.concatenate([[i - 1], p, [i_end]]), np.concatenate([[j - 1], q, [j_end]])
@@ -372,7 +384,7 @@ def kth_of_each(
     return _in_order(len(a), positions[0], positions[1])
 
 
-def increasing(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def longest_increasing(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Positions of a longest strictly increasing subsequence."""
     if len(values) < 2 or (np.diff(values) > 0).all():
         return np.arange(len(values))

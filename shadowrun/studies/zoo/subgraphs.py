@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from shadowrun.studies.zoo.program import Program
 
-__all__ = ["MAX_OPERATORS", "SOURCE", "mine"]
+__all__ = ["MAX_OPERATORS", "SOURCE", "mine_subgraphs"]
 
 SOURCE: Final = "subgraphs"
 MAX_OPERATORS: Final = 6
@@ -69,7 +69,7 @@ class _Pattern:
     graphs: dict[str, tuple[str, Any]] = field(default_factory=dict)
 
 
-def mine(
+def mine_subgraphs(
     programs: Sequence[Program],
     on_progress: Callable[..., None] = lambda *_: None,
     *,

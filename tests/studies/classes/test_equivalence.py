@@ -15,7 +15,7 @@ from shadowrun.report.document import render
 from shadowrun.studies.classes.classes_by_call import along_graph, by_operator
 from shadowrun.studies.classes.equivalence import classes_of, common_keys, letter, outputs_of
 from shadowrun.studies.classes.explain import claims, flag_clusters
-from shadowrun.studies.classes.platforms import platforms_of, where
+from shadowrun.studies.classes.platforms import filter_platforms, platforms_of
 from shadowrun.studies.classes.report import classes_document
 from shadowrun.studies.classes.samples import difference, ulp_difference
 from shadowrun.studies.classes.study import Study
@@ -89,11 +89,12 @@ def test_two_recordings_of_one_fingerprint_are_repeats():
     found = Study.from_platforms(platforms)
     members = found.outputs[0].classes.members
     assert [(m.text, m.n_mode, m.n_repeats, m.n_distinct) for m in members] == [("A*", 2, 3, 2), ("B", 1, 1, 1)]
-    assert not found.weak
+    assert not found.unreliable_outputs
     thirds = platforms_of([recordings[0], recordings[1], recorded("p", [("", "aten::mm", [], [f32(9)])], {"cpu": "x"})])
     assert len(thirds) == 3
     assert [
-        m.platform for _, m in Study.from_platforms([*platforms_of(recordings[:2], repeats=True), platforms[1]]).weak
+        m.platform
+        for _, m in Study.from_platforms([*platforms_of(recordings[:2], repeats=True), platforms[1]]).unreliable_outputs
     ] == ["p0"]
 
 
@@ -244,10 +245,10 @@ def test_the_next_batch_is_no_output_of_a_step(tmp_path):
 
 def test_where():
     made = platforms_of([recorded(n, [], {"cpu": cpu}) for n, cpu in (("a", "Intel Xeon"), ("b", "AMD EPYC"))])
-    assert [p.name for p in where(made, [("vendor", "AMD")])] == ["b"]
-    assert [p.name for p in where(made, [("name", "a*")])] == ["a"]
+    assert [p.name for p in filter_platforms(made, [("vendor", "AMD")])] == ["b"]
+    assert [p.name for p in filter_platforms(made, [("name", "a*")])] == ["a"]
     with pytest.raises(UsageError, match="there are architecture"):
-        where(made, [("colour", "red")])
+        filter_platforms(made, [("colour", "red")])
 
 
 def test_calls_that_only_some_platforms_have():
@@ -266,7 +267,7 @@ def test_another_version_is_no_other_program():
     study = Study.from_platforms(
         platforms_of([recorded(n, calls, provenance=p) for n, p in zip("abc", versions, strict=True)])
     )
-    assert not study.foreign
+    assert not study.input_disagreements
     assert study.versions == {"torch": {"2.13.0": ("a", "c"), "2.15.0": ("b",)}}
     said = " ".join(render(classes_document(study), "txt").split())
     assert "Versions differ between the recordings: torch 2.13.0, 2.15.0. Their classes say nothing of hardware" in said
@@ -287,9 +288,11 @@ def test_provenance_comes_first():
         made = [recorded(str(i), [("", "f", [], [f32(i)])], provenance=p) for i, p in enumerate(provenances)]
         return Study.from_platforms(platforms_of(made))
 
-    assert list(found({"input:0": "1", "script": "s"}, {"input:0": "2", "script": "s"}).foreign) == ["input:0"]
-    assert list(found({"input:0": "1"}, {"input:0": "1", "parameter:w": "2"}).foreign) == ["parameter:w"]
+    assert list(found({"input:0": "1", "script": "s"}, {"input:0": "2", "script": "s"}).input_disagreements) == [
+        "input:0"
+    ]
+    assert list(found({"input:0": "1"}, {"input:0": "1", "parameter:w": "2"}).input_disagreements) == ["parameter:w"]
     # A generator that only one machine has belongs to its device.
-    assert not found({"generator:cpu": "1", "generator:cuda:0": "2"}, {"generator:cpu": "1"}).foreign
-    assert list(found({"generator:cpu": "1"}, {"generator:cpu": "2"}).foreign) == ["generator:cpu"]
-    assert not found({}, {"input:0": "1"}).foreign
+    assert not found({"generator:cpu": "1", "generator:cuda:0": "2"}, {"generator:cpu": "1"}).input_disagreements
+    assert list(found({"generator:cpu": "1"}, {"generator:cpu": "2"}).input_disagreements) == ["generator:cpu"]
+    assert not found({}, {"input:0": "1"}).input_disagreements

@@ -14,7 +14,7 @@ from shadowrun.recording.recording_file import read
 from shadowrun.studies.classes.equivalence import classes_of, outputs_of
 from shadowrun.studies.classes.explain import by_fact, flag_clusters, outliers
 from shadowrun.studies.classes.import_published import read_published, save_published
-from shadowrun.studies.classes.platforms import find_recordings, load, platforms_of, where
+from shadowrun.studies.classes.platforms import filter_platforms, find_recordings, load, platforms_of
 
 SHARED = Path(__file__).parents[3].parent / "shared" / "data" / "schloegl2023" / "recordings.jsonl.xz"
 published = pytest.mark.skipif(not SHARED.exists(), reason="needs ../shared/data/schloegl2023, which is not published")
@@ -46,7 +46,7 @@ def test_classes_of_each_model(machines, model, n_cpus, cpus, n_gpus, gpus, both
         ([("device", "gpu")], n_gpus, gpus),
         ([], n_cpus + n_gpus, both),
     ):
-        found = classes(where(machines, condition), model)
+        found = classes(filter_platforms(machines, condition), model)
         assert [c.output.key.step for c in found] == [0, 1, 6]
         assert [(len(c.members), c.n_classes) for c in found] == [(n, k) for k in expected]
 
@@ -54,7 +54,12 @@ def test_classes_of_each_model(machines, model, n_cpus, cpus, n_gpus, gpus, both
 @published
 def test_39_of_99_outputs_of_gpus_differ_from_run_to_run_and_none_of_cpus(machines):
     models = ("cifar10_small", "cifar10_medium", "deep_weeds")
-    members = [m for model in models for c in classes(where(machines, [("device", "gpu")]), model) for m in c.members]
+    members = [
+        m
+        for model in models
+        for c in classes(filter_platforms(machines, [("device", "gpu")]), model)
+        for m in c.members
+    ]
     assert (sum(m.star for m in members), len(members)) == (39, 99)
     assert {m.n_repeats for m in members} == {10, 20}
     # CPUs were repeated in another experiment: six machines, ten runs.
@@ -72,7 +77,7 @@ def test_the_class_of_a_platform_is_that_of_its_most_frequent_result(machines):
 
 @published
 def test_core_counts_of_one_cloud(machines):
-    cpus = where(machines, [("device", "cpu"), ("cloud", "gcloud")])
+    cpus = filter_platforms(machines, [("device", "cpu"), ("cloud", "gcloud")])
     for found in classes(cpus, "cifar10_medium"):
         groups = by_fact(found, cpus, "cores").groups
         assert groups == (("2", 9, 5), ("4", 9, 4), ("8", 9, 4), ("16", 9, 3), ("32", 9, 3))
@@ -81,7 +86,7 @@ def test_core_counts_of_one_cloud(machines):
 @published
 def test_flag_clusters_of_nine_dual_core_cpus(machines):
     """Table 1: five classes, 15 clusters; avx2, avx512f, vbmi and sse4a go with them."""
-    cpus = where(machines, [("device", "cpu"), ("cloud", "gcloud"), ("cores", "2")])
+    cpus = filter_platforms(machines, [("device", "cpu"), ("cloud", "gcloud"), ("cores", "2")])
     found = classes(cpus, "cifar10_medium")[0]
     architectures = {}
     for member, platform in zip(found.members, cpus, strict=True):

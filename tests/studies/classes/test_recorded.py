@@ -41,7 +41,7 @@ def test_runs_of_one_program(record, tmp_path):
     found = Study.from_platforms(load(find_recordings([tmp_path])))
     assert [o.classes.output.key.step for o in found.outputs] == [0, 1]
     assert [[m.text for m in o.classes.members] for o in found.outputs] == [["A", "A", "B"]] * 2
-    assert not found.foreign
+    assert not found.input_disagreements
     assert not found.are_different_programs
     first = next(c for c in found.changes if c.n_added)
     assert (first.key.module, first.key.op) == ("Sequential.1", "aten::full_like")
@@ -55,7 +55,7 @@ def test_other_inputs_are_no_matter_of_hardware(record, tmp_path):
     record("a.shadowrec")
     record("b.shadowrec", scale=2.0)
     found = Study.from_platforms(load(find_recordings([tmp_path])))
-    assert any(name.startswith("input:") for name in found.foreign)
+    assert any(name.startswith("input:") for name in found.input_disagreements)
 
 
 def test_a_known_result_passes_and_another_does_not(record, tmp_path):

@@ -199,7 +199,7 @@ def test_words_of_the_gate_cover_all_failures():
 
 @pytest.mark.parametrize(("fail_on", "status"), [("unsupported", 1), ("crash,mismatch", 0), ("none", 0)])
 def test_gate(capsys, fail_on, status):
-    assert command._passes(TABLE, command.options.kinds_among(command.KINDS)(fail_on)) == status
+    assert command._passes(TABLE, command.options.kinds_reader(command.KINDS)(fail_on)) == status
     assert ("2 unsupported" in capsys.readouterr().err) == bool(status)
 
 

@@ -23,7 +23,7 @@ def found():
         program("writes", lambda x, i: x.index_add_(0, i, x[:2] * 2).mul(3), torch.zeros(4, 4), torch.tensor([3, 0])),
         program("more", lambda x, i: x.index_add_(0, i, x[:2] * 3).exp(), torch.zeros(4, 4), torch.tensor([3, 0])),
     ]
-    return programs, subgraphs.mine(programs)
+    return programs, subgraphs.mine_subgraphs(programs)
 
 
 def test_frequent_subgraphs_are_counted(found):
@@ -63,8 +63,8 @@ def test_programs_that_they_come_from_are_named_and_none_occurs_twice(found):
 
 def test_operators_are_limited(found):
     programs, _ = found
-    assert max(p.name.count("→") for p in subgraphs.mine(programs, max_operators=2).programs) == 1
-    few = subgraphs.mine(programs, most=1)
+    assert max(p.name.count("→") for p in subgraphs.mine_subgraphs(programs, max_operators=2).programs) == 1
+    few = subgraphs.mine_subgraphs(programs, most=1)
     assert len({p.name for p in few.programs}) == 1
     steps = {s.name: s for s in few.stages}
     assert steps["the 1 most frequent"].n_in > steps["the 1 most frequent"].n_out == 1
@@ -74,7 +74,7 @@ def test_operators_are_limited(found):
 def test_memory_is_bounded_and_what_most_programs_have_stays(found, monkeypatch):
     programs, collected = found
     monkeypatch.setattr(subgraphs, "_MAX_COUNTED", 12)
-    bounded = subgraphs.mine(programs)
+    bounded = subgraphs.mine_subgraphs(programs)
     assert {"addmm", "gelu"} <= {p.name for p in bounded.programs}
     n_counted = [{s.name: s.n_in for s in c.stages}["patterns that 2 programs have"] for c in (bounded, collected)]
     assert n_counted[0] <= 12 < n_counted[1]
@@ -85,7 +85,7 @@ def test_memory_is_bounded_and_what_most_programs_have_stays(found, monkeypatch)
 def test_the_values_of_a_program_are_bounded(found, monkeypatch):
     programs, collected = found
     monkeypatch.setattr(subgraphs, "_MAX_BYTES", 500)
-    bounded = subgraphs.mine(programs)
+    bounded = subgraphs.mine_subgraphs(programs)
     steps = {s.name: s for s in bounded.stages}
     assert steps["program looked at"].n_out == len(programs)
     assert [name for name, _ in steps["program run"].left_out] == ["one"]

@@ -51,7 +51,7 @@ def value_to_change(draft: Draft, rng: CounterRng, *, floats_only: bool = False)
     return rng.choice(found) if found else None
 
 
-def behind(draft: Draft, ref: Ref) -> Edit:
+def insert_after(draft: Draft, ref: Ref) -> Edit:
     """An edit right behind a value."""
     return Edit(draft.graph, max(ref.node, -1) + 1)
 
@@ -79,7 +79,7 @@ class Insert:
         # Parameters of a recipe may come from a file of anyone: `apply` checks what `propose` chose.
         if name not in (layers.FLOAT if t.is_floating_point() else layers.INTEGER):
             raise Invalid(f"no operator {name!r} of {t.dtype}")
-        edit = behind(draft, ref)
+        edit = insert_after(draft, ref)
         return draft.changed(edit.done({ref: layers.unary(edit, name, ref)}))
 
 
@@ -112,7 +112,7 @@ class InsertBinary:
         t = draft.trace.tensor(ref)
         if name not in layers.BINARY or other.node > ref.node:
             raise Invalid(f"no operator {name!r} of these values")
-        edit = behind(draft, ref)
+        edit = insert_after(draft, ref)
         first, second = (other, ref) if swapped else (ref, other)
         return draft.changed(edit.done({ref: layers.binary(edit, name, first, second, t)}))
 
@@ -140,7 +140,7 @@ class InsertLayer:
         t = draft.trace.tensor(ref)
         if not t.is_floating_point():
             raise Invalid("a layer of no floats")
-        edit = behind(draft, ref)
+        edit = insert_after(draft, ref)
         # A recipe holds one small number, and the generator makes all details of a layer from it, anywhere the same.
         return draft.changed(edit.done({ref: layers.LAYERS[name](edit, ref, t, CounterRng(name, number))}))
 
@@ -399,7 +399,7 @@ class Graft:
             raise Invalid("a program that cannot be grafted")
         if not (type(entry) is int and 0 <= entry < len(graph.inputs) and t.is_floating_point()):
             raise Invalid("no such input")
-        edit = behind(draft, ref)
+        edit = insert_after(draft, ref)
         start = fitted(edit, ref, t, donor.trace.inputs[entry])
         refs: dict[int, Ref] = {-1 - k: start if k == entry else edit.input(i) for k, i in enumerate(graph.inputs)}
 

@@ -52,7 +52,7 @@ def with_fill(draft: Draft, k: Any, fill: Fill) -> Draft:
     return draft.changed(Graph((*graph.inputs[:k], new, *graph.inputs[k + 1 :]), graph.nodes, graph.outputs))
 
 
-def accumulates_behind(draft: Draft, value: int) -> bool:
+def accumulates_downstream(draft: Draft, value: int) -> bool:
     """Whether a call sums what a value leads to, that of call `value` or of input `-1 - value`.
 
     A sum that leaves the range on the way depends on the order of its terms: infinity, NaN or a number are all right.
@@ -84,7 +84,7 @@ class Exceptional:
         k, kind = params
         if kind not in EXCEPTIONAL or type(k) is not int or not 0 <= k < len(draft.graph.inputs):
             raise Invalid(f"no exceptional values {ascii(kind)[:40]}")
-        if kind == "largest" and accumulates_behind(draft, -1 - k):
+        if kind == "largest" and accumulates_downstream(draft, -1 - k):
             raise Invalid("the largest numbers in a sum")
         old = draft.graph.inputs[k].fill
         mean, std = (old.a, old.b) if old.kind == "normal" else (0.0, 1.0)
@@ -106,7 +106,7 @@ class Scale:
         k = rng.choice(inputs)
         largest, smallest, subnormal = _edges(draft.graph.inputs[k].dtype)
         # Squares leave the range from half of the largest exponent on; a sum of them needs some more room.
-        near = (largest - 2, largest // 2) if not accumulates_behind(draft, -1 - k) else (largest // 2 - 5,)
+        near = (largest - 2, largest // 2) if not accumulates_downstream(draft, -1 - k) else (largest // 2 - 5,)
         return (k, rng.choice((*near, smallest + 2, smallest // 2, subnormal + 3)))
 
     def apply(self, draft: Draft, params: Params) -> Draft:
@@ -142,7 +142,7 @@ class Edge:
         ]
         # Most calls have no edge, or are added up later.
         for at, i, node in rng.shuffled(places)[:_PLACES]:
-            if accumulates_behind(draft, at if node >= 0 else node):
+            if accumulates_downstream(draft, at if node >= 0 else node):
                 continue
             for sign in rng.shuffled((1.0, -1.0)):
                 edge = sign * _last_finite(draft, at, i, sign)
