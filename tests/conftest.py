@@ -1,7 +1,9 @@
 """One simulated device for the whole session: torch renames PrivateUse1 once per process."""
 
+import importlib.util
 import os
 import signal
+from pathlib import Path
 
 # Before torch loads OpenMP. Several test processes share the cores: threads that spin for their next piece of work take
 # the time of the others' (58 tests with two processes on two cores: 53 and 55 s instead of 82 and 131 s).
@@ -83,3 +85,12 @@ def quick(scripts, monkeypatch):
     """Scripts are tried in forked processes."""
     monkeypatch.setattr(script, "run_script", lambda path, *_: scripts.try_script(path))
     return scripts
+
+
+@pytest.fixture(scope="session")
+def sample():
+    """The module that builds the made-up run."""
+    spec = importlib.util.spec_from_file_location("sample", Path(__file__).parent / "golden" / "sample.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,6 +1,7 @@
 """Compiled regions in a comparison."""
 
 import torch._higher_order_ops.wrap as operators
+from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import shadowrun
@@ -20,3 +21,14 @@ def region(function, compiled, *inputs, graph=True):
     module = make_fx(function)(*(t.clone() for t in inputs)) if graph else None
     code = CODE(lambda args: compiled(*args), module)
     return lambda: operators.inductor_compiled_code(code, list(inputs))
+
+
+class Small(nn.Module):
+    """One graph of four operators, forward and backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.inner(x).relu().exp()

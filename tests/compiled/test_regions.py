@@ -3,13 +3,12 @@
 import pytest
 import torch
 import torch._higher_order_ops.wrap as operators
-from torch import nn
 from torch._dynamo.utils import counters
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import shadowrun
 from shadowrun import Cause, Status
-from tests.compiled.regions import CODE, compare, region
+from tests.compiled.regions import CODE, Small, compare, region
 
 
 def records(run):
@@ -123,15 +122,6 @@ def test_without_the_option_regions_run_as_before():
     with shadowrun.compare("cpu[threads=1]") as run:
         call()
     assert records(run) == []
-
-
-class Small(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.inner(x).relu().exp()
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from shadowrun import Status
 from shadowrun.compiled import inductor_rng, torchregions
 from tests.compiled.models import make
-from tests.compiled.regions import CODE, compare
+from tests.compiled.regions import CODE, Small, compare
 
 # Dynamo itself asks for it where a graph breaks on a tensor that needs a gradient.
 pytestmark = [
@@ -113,15 +113,6 @@ def test_draws_buffers_and_graph_breaks_match_and_nothing_is_compiled_anew():
 def test_philox_is_that_of_the_paper():
     # Known answer of Random123 for philox4x32-10 with key and counter 0 (kat_vectors).
     assert [int(w[0]) for w in inductor_rng.philox(0, 1)] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
-
-
-class Small(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.inner(x).relu().exp()
 
 
 @pytest.mark.slow

@@ -19,17 +19,17 @@ SLICES = [
 ]
 
 
+def problems(results):
+    """What changed, crashed or was reported, of all operators."""
+    kinds = ("different", "crashed", "false_reports")
+    return [f"{kind}: {r.op} {line}" for r in results for kind in kinds for line in getattr(r, kind)]
+
+
 @pytest.mark.parametrize(("db", "dtype", "samples", "every", "offset"), SLICES)
 def test_nothing_changes_and_nothing_is_reported(one_thread, db, dtype, samples, every, offset):
     names = names_of(db, dtype)[offset::every]
     results = list(sweep(db, dtype, names, Setup(samples=samples)))
-    found = [
-        f"{what}: {r.op} {line}"
-        for r in results
-        for what in ("different", "crashed", "false_reports")
-        for line in getattr(r, what)
-    ]
-    assert found == []
+    assert problems(results) == []
     assert [r.op for r in results] == names
     n_cases = sum(r.cases for r in results)
     assert n_cases >= len(names)
@@ -62,11 +62,5 @@ def test_other_platforms_change_nothing_and_mismatch_nowhere(clean_sim, target, 
 def test_recording_changes_nothing_and_fails_nowhere(one_thread, db, dtype, every, offset):
     names = names_of(db, dtype)[offset % every :: every]
     results = list(sweep(db, dtype, names, Setup(samples=1, record=True)))
-    found = [
-        f"{what}: {r.op} {line}"
-        for r in results
-        for what in ("different", "crashed", "false_reports")
-        for line in getattr(r, what)
-    ]
-    assert found == []
+    assert problems(results) == []
     assert sum(r.calls for r in results) > len(names)
