@@ -29,7 +29,9 @@ _IN_TABLE_TENSOR = ("name", "actual", "expected", "n_elements")
 DIFF_COLUMNS = {f.name: str(f.type) for f in dataclasses.fields(TensorDiff) if f.name not in _IN_TABLE_TENSOR}
 """Columns of ``diff`` with a figure of `TensorDiff`, and the annotations of the fields."""
 
-DIFF_COLUMNS_SINCE = {f.name: f.metadata["since"] for f in dataclasses.fields(TensorDiff) if "since" in f.metadata}
+DIFF_COLUMNS_SINCE: dict[str, int] = {
+    f.name: f.metadata["since"] for f in dataclasses.fields(TensorDiff) if "since" in f.metadata
+}
 """Schemas that added a column to ``diff``. Of an older file, the column reads -1: not known."""
 
 # A column of `diff` raises it by itself: who adds a field in `types` cannot forget the number here.
