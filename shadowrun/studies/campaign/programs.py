@@ -95,7 +95,7 @@ def _own_programs(
     if patterns and not any(fnmatchcase(subgraphs.SOURCE, pattern) for pattern in patterns):
         return programs, stages
     # Of the modules alone: a program of one operator has no part that is frequent elsewhere.
-    mined = subgraphs.mine(own, lambda done, n, name: on_progress(done, n, f"subgraphs of {name}"))
+    mined = subgraphs.mine_subgraphs(own, lambda done, n, name: on_progress(done, n, f"subgraphs of {name}"))
     return unique((*programs, *mined.programs))[0], (*stages, *mined.stages)
 
 
