@@ -71,7 +71,7 @@ def _no_update(done: int, total: int | None = None, text: str | None = None) -> 
 # A line at the bottom of the terminal that says how far `run` is, while the program prints above it.
 #
 # The terminal itself keeps the two apart: all lines but the last scroll, and the last is written by position, with the
-# cursor saved and restored in one write. So nothing of the program's output is intercepted, whoever writes it, and no
+# cursor saved and restored in one write. So nothing of the program's output is intercepted, from any process, and no
 # thread or process is added: the line is drawn by the program's own calls, while they are recorded.
 
 _MIN_ROWS: Final = 8

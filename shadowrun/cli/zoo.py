@@ -165,7 +165,7 @@ def _collected(
 
 
 def _of_file(source: str) -> Callable[..., Collected]:
-    """What reads a source that somebody else may have written: it is data, and no code of it runs."""
+    """What reads a source that another person may have written: it is data, and no code of it runs."""
     if source == "graphnet":
         from shadowrun.studies.zoo.sources.graph_folders import collect_folders
 

@@ -127,7 +127,7 @@ def _read(entry: importlib.metadata.EntryPoint, device_type: str) -> PluginFile:
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{where} cannot be read: {error}.", slug="bad-plugin") from error
     for key in table:
-        # A misspelled key would be a setting without effect, and nobody would see it.
+        # A misspelled key would be a setting without effect, without a word.
         if key not in _KEYS:
             raise UsageError(f"{where}: unknown key {brief(key)}. Keys: {', '.join(_KEYS)}.", slug="bad-plugin")
     facts: dict[str, Any] = {key.replace("-", "_"): _module(table, key, where) for key in _TEXTS if key in table}

@@ -113,6 +113,7 @@ def packed(digest: Packed | PendingDigest | None) -> Packed | None:
     return digest.get() if isinstance(digest, PendingDigest) else digest
 
 
+# One launch a tensor and one host sync a block, where each tensor alone took about 50 launches and a sync.
 class PendingDigests:
     """Collects digests. Not safe to use from several threads at once.
 

@@ -117,7 +117,7 @@ class _Pages:
         # The header has two bytes for it, in which 65,536 does not fit: SQLite's format writes 1.
         self.size = 1 << 16 if size == 1 else size
         self.usable = self.size - header[20]
-        # A page is in the tree once: whoever changed the file may have made a circle of pages.
+        # A page is in the tree once: a hostile file may have a circle of pages.
         self._n_left = os.fstat(file).st_size // max(self.size, 1)
 
     def leaves(self, root: int, after: float) -> list[bytes]:

@@ -118,7 +118,7 @@ class Values:
         self._n_bytes = 0
 
     def __call__(self, described: Input) -> torch.Tensor:
-        """The values of an input; nobody may write to them."""
+        """The values of an input; no caller may write to them."""
         found = self._made.get(described)
         if found is None:
             found = make_input(described, self._seed)

@@ -88,6 +88,7 @@ class RecordedStudy:
         return different / max(1, len(samples[0]))
 
 
+# Each platform in a process of its own: the instruction set is read once, when torch is loaded.
 def record_study(
     name: str,
     targets: Sequence[str],

@@ -69,6 +69,7 @@ class _Pattern:
     graphs: dict[str, tuple[str, Any]] = field(default_factory=dict)
 
 
+# Two passes, counts first: graphs of all patterns took 2.2 GB on 1,200 programs.
 def mine_subgraphs(
     programs: Sequence[Program],
     on_progress: Callable[..., None] = lambda *_: None,
