@@ -50,7 +50,6 @@ _UNSUPPORTED: Final = (Kind.UNSUPPORTED, Kind.UNSUPPORTED_DTYPE)
 _RATE: Final = (
     "Starts of the campaign: variants by the clock, duplicates and invalid ones too, and processor time of each."
 )
-# Of n variants without an event, the rate is below 3 / n at 95 %: a clean device has no rate of 0.
 _BOUND: Final = "at most {:.2g} % at 95 %"
 
 

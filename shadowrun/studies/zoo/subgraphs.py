@@ -69,7 +69,6 @@ class _Pattern:
     graphs: dict[str, tuple[str, Any]] = field(default_factory=dict)
 
 
-# Two passes, counts first: graphs of all patterns took 2.2 GB on 1,200 programs.
 def mine_subgraphs(
     programs: Sequence[Program],
     on_progress: Callable[..., None] = lambda *_: None,
@@ -116,12 +115,14 @@ def mine_subgraphs(
 
     def graph_and_patterns(one: Candidate) -> dict[str, Any]:
         full = [key for key, pattern in patterns.items() if len(pattern.graphs) == _FORMS]
+        # Made at each turn, and not once: what is full by now needs no graph, which is most of a worker's answer.
         return {**graph_of(one), "wanted": list(patterns), "full": full}
 
     def taken(one: Candidate, here: dict[str, Any]) -> None:
         for key in here["seen"]:
             if len(patterns[key].programs) < _NAMED:
                 patterns[key].programs[one.given.id] = None
+        # One program may have more forms of a pattern than are still wanted: each of them was told to be cut.
         for key, forms, name, graph in here["cut"]:
             if len(patterns[key].graphs) < _FORMS:
                 patterns[key].graphs.setdefault(forms, (name, graph))
