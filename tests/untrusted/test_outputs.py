@@ -16,7 +16,7 @@ import pytest
 from shadowrun.cli.main import main
 from shadowrun.report.document import Document, Records, render
 from shadowrun.report.json_csv import render_csv
-from shadowrun.report.sanitize import one_line, show
+from shadowrun.report.sanitize import one_line, write_to_stdout
 from shadowrun.store import DataFile
 from shadowrun.studies.slowdown.calls import Call
 from shadowrun.studies.slowdown.report import slowdown_document
@@ -249,7 +249,7 @@ def test_a_program_prints_as_without_us(tmp_path):
 
 
 def test_show_replaces_what_cannot_be_shown(capsys):
-    show("a\udce9b")
+    write_to_stdout("a\udce9b")
     assert capsys.readouterr().out == "a?b"
 
 
