@@ -415,9 +415,18 @@ def _rows(given: NamedArguments) -> Iterator[str]:
 
 
 def _not_resized(given: NamedArguments) -> Iterator[str]:
-    found = tensors(given, "self", "out")
-    if found and found[0].shape != found[1].shape:
-        yield "out has another shape than self, and is not resized"
+    # Sparse products and eigenvalues keep a result of another size too, in some of their ways.
+    x = given.get("self")
+    if isinstance(x, torch.Tensor):
+        shapes = {
+            "out": x.shape[: -1 if "vec" in given else None],
+            "eigenvalues": x.shape[:-1],
+            "eigenvectors": x.shape,
+        }
+        for name, shape in shapes.items():
+            t = given.get(name)
+            if isinstance(t, torch.Tensor) and t.shape != shape:
+                yield f"{name} has another shape than {tuple(shape)}, and is not resized"
 
 
 def _chunks(given: NamedArguments) -> Iterator[str]:
@@ -465,7 +474,7 @@ _FAMILIES: Final[dict[str, ArgumentCheck]] = {
     "(_embedding_bag|_embedding_bag_forward_only)": _bags,
     r"(nll_loss(2d)?|multi_margin_loss|multilabel_margin_loss)_backward": _classes,
     "_chunk_cat": _chunks,
-    "rrelu_with_noise": _not_resized,
+    "(rrelu_with_noise|mv|linalg_eig)": _not_resized,
     "_scaled_grouped_mm_v2": _grouped,
     # Kernels that take dense memory for granted: each tensor of each operator was expanded, before a guard page.
     r"(nan)?median|native_group_norm\w*": _dense,

@@ -85,6 +85,12 @@ WILD = {
     "a dimension from the end": ("aten::_fft_c2r", (X.to(torch.complex64), [-1], 0, 10), {}),
     "a spectrum of another size": ("aten::_fft_c2r", (torch.ones(5, 6, 4) + 0j, [2], 0, 3), {}),
     "a result without room": ("aten::rrelu_with_noise.out", (X, X, 0.0, 1.0, True), {"out": X[:0]}),
+    "one element for a product": ("aten::mv.out", (X.to_sparse_csc(), X[0]), {"out": X[0, :1]}),
+    "nothing for eigenvalues": (
+        "aten::linalg_eig.out",
+        (torch.ones(2, 5, 5),),
+        {"eigenvalues": X[:0] + 0j, "eigenvectors": X[:0] + 0j},
+    ),
     "a dimension twice": ("aten::_fft_c2c.out", (X.to(torch.complex64), [1, 1], 0, True), {"out": X}),
     "an index": ("aten::embedding_dense_backward", (X, torch.tensor([1, 7]), 3, -1, True), {}),
     "an index below 0": ("aten::embedding_dense_backward", (X, torch.tensor([1, -7]), 3, -1, True), {}),
@@ -157,6 +163,7 @@ def test_arguments_that_stay_within():
     check_arguments(operator_named("aten::_fft_c2c"), (x, [1, 0], 0, True), {})
     check_arguments(operator_named("aten::_fft_c2c"), (None, [1], 0, True), {})  # of a graph: computed later
     check_arguments(operator_named("aten::rrelu_with_noise.out"), (X, X, 0.0, 1.0, True), {"out": X.clone()})
+    check_arguments(operator_named("aten::mv.out"), (X, X[0].clone()), {"out": torch.ones(2)})
     for size in (10, 11):
         check_arguments(operator_named("aten::_fft_c2r"), (x, [0, 1], 0, size), {})
     check_arguments(operator_named("aten::embedding_dense_backward"), (X, torch.tensor([1, 2]), 3, -1, True), {})
