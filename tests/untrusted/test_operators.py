@@ -85,7 +85,7 @@ WILD = {
     "a dimension from the end": ("aten::_fft_c2r", (X.to(torch.complex64), [-1], 0, 10), {}),
     "a spectrum of another size": ("aten::_fft_c2r", (torch.ones(5, 6, 4) + 0j, [2], 0, 3), {}),
     "a result without room": ("aten::rrelu_with_noise.out", (X, X, 0.0, 1.0, True), {"out": X[:0]}),
-    "one element for a product": ("aten::mv.out", (X.to_sparse_csc(), X[0]), {"out": X[0, :1]}),
+    "one element for a product": ("aten::mv.out", (X.to_sparse(), X[0]), {"out": X[0, :1]}),
     "nothing for eigenvalues": (
         "aten::linalg_eig.out",
         (torch.ones(2, 5, 5),),
