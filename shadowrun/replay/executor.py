@@ -7,6 +7,7 @@ this package and are dropped. The program's own come at the program's lines (see
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -233,7 +234,9 @@ class Executor:
     def begin_remote(self, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Have the platform's own process begin a call; `run_mirrored` with these very inputs waits for its end."""
         if self._remote is not None:
-            self._begun = torchapi.with_isolated_warnings(self._ask, (), (plan, args, kwargs))
+            # The program's call comes next and must be made: what fails here fails again where it is recorded.
+            with contextlib.suppress(Exception):
+                self._begun = torchapi.with_isolated_warnings(self._ask, (), (plan, args, kwargs))
 
     def forget_begun(self) -> None:
         """Keep nothing of a call that was begun; its answer is read and dropped before the next one is sent."""

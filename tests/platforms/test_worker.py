@@ -638,6 +638,21 @@ def test_the_process_begins_before_the_program_s_call(monkeypatch):
     assert run.counts()[Status.MATCH] == 3
 
 
+def test_what_fails_where_it_begins_is_a_record_and_no_exception(monkeypatch):
+    monkeypatch.setattr(cross_device, "_has_processors", lambda _: True)
+    with shadowrun.compare("cpu[isa=default]") as run:
+        monkeypatch.setattr(Worker, "ask", raising(ValueError("of ours")))
+        assert torch.ones(3).exp().sum() > 8
+    assert "ValueError: of ours" in {r.verdict.evidence for r in run.records(status=Status.ERROR)}
+
+
+def raising(error):
+    def raise_it(*_args, **_kwargs):
+        raise error
+
+    return raise_it
+
+
 def test_nothing_begins_early_where_processors_are_few(monkeypatch):
     monkeypatch.setattr(cross_device, "_N_PROCESSORS", 1)
     monkeypatch.setattr(Executor, "begin_remote", lambda *_: pytest.fail("it was begun"))
