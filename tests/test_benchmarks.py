@@ -21,6 +21,7 @@ TOOLS = {
     "drift",
     "every result 1 ULP off",
     "1 ULP off, budget 1.2",
+    "another instruction set",
     "products in bf16",
     "products and convolutions in tf32",
     "oracle for every result",

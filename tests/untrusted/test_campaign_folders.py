@@ -367,7 +367,7 @@ ACTIONS = [
 @pytest.mark.parametrize(("argv", "reads", "runs"), ACTIONS, ids=[" ".join(a[0]) for a in ACTIONS])
 def test_each_action_has_the_bounds_of_what_it_does(argv, reads, runs):
     args = build_parser().parse_args(argv)
-    if hasattr(args, "does"):
+    if hasattr(args, "reads_and_runs"):
         args.reads, args.runs_calls = args.reads_and_runs(args)
     assert (args.reads, args.runs_calls) == (reads, runs)
     assert not reads or args.no_limits is False
@@ -654,7 +654,7 @@ def test_the_file_of_a_zoo_counts_and_is_packed(monkeypatch):
     """Its option is a path and no text; and its bytes are those before it is unpacked."""
     zoo_of("other.shadowzoo", MM)
     seen = []
-    monkeypatch.setattr(cli, "ResourceLimits", SimpleNamespace(of=lambda *given: seen.append(given)))
+    monkeypatch.setattr(cli, "ResourceLimits", SimpleNamespace(for_files=lambda *given: seen.append(given)))
     assert main(["zoo", "list", "--zoo", "other.shadowzoo"]) == 0
     ((words, packed),) = seen
     assert "other.shadowzoo" in list(words)
