@@ -33,10 +33,11 @@ from shadowrun.types import Cause, Status, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shadowrun.numerics.precision import FloatFormat
     from shadowrun.operators.case import Case, Value
     from shadowrun.types import TensorDiff
 
-__all__ = ["ClosenessCheck"]
+__all__ = ["ClosenessCheck", "few_ulp", "sum_units"]
 
 FEW_ULP: Final = 4
 """Units in the last place that any operator may be off: the bounds of the oracle begin at 16 unit roundoffs, 8 ULP."""
@@ -58,6 +59,20 @@ _ROW_COPIES: Final = 8
 """Tensors like an input that `row_sizes` holds at a time."""
 MAX_TERMS: Final = 1 << 16
 """Terms of a sum from which tf32 in its inputs shows in all elements together only (`products`)."""
+
+
+SCALES: Final = ("alpha", "beta", "value", "weight")
+"""Numbers among the arguments that are factors of terms: changed as these are."""
+
+
+def few_ulp(fmt: FloatFormat) -> int:
+    """Units in the last place that any operator may be off in a result of this format."""
+    return FEW_ULP if fmt.mantissa >= 23 else FEW_ULP_COARSE
+
+
+def sum_units(terms: float) -> float:
+    """Units of rounding that a sum of so many terms may be off."""
+    return min(SUM_UNITS + SUM_ROOT * float(terms**0.5), MAX_UNITS)
 
 
 class ClosenessCheck:
@@ -89,7 +104,7 @@ class ClosenessCheck:
         if fmt is None or odd or not fmt.signed or position in self._facts.by_equation:
             return None
         # In bfloat16 one ULP is 0.4 to 0.8 % of the value; four would hide an accumulation in 16 bits.
-        if d.max_ulp <= (FEW_ULP if fmt.mantissa >= 23 else FEW_ULP_COARSE):
+        if d.max_ulp <= few_ulp(fmt):
             if may_be_biased(self._case, position, d):
                 return None
             return _rounding(f"max {d.max_ulp} ULP")
@@ -118,14 +133,14 @@ class ClosenessCheck:
         if fmt is None:
             return "bits"
         if fmt.mantissa < 23:
-            return f"{FEW_ULP_COARSE} ULP"
+            return f"{few_ulp(fmt)} ULP"
         units = f", or {self._units(position):g} units of rounding" if self._sizes is not None else ""
-        return f"{FEW_ULP} ULP{units}"
+        return f"{few_ulp(fmt)} ULP{units}"
 
     def _units(self, position: int) -> float:
         if not self._facts.n_factors:
             return ROW_UNITS if self._has_rows else CHAIN_UNITS
-        return min(SUM_UNITS + SUM_ROOT * float(n_terms(self._case, position) ** 0.5), MAX_UNITS)
+        return sum_units(n_terms(self._case, position))
 
     def _size(self, position: int) -> torch.Tensor | None:
         """Size of the rounding errors at each element, flat, in unit roundoffs; None where the operator has none."""
@@ -171,9 +186,7 @@ class ClosenessCheck:
             return change(t.detach()) if t.is_floating_point() else t.detach().clone()
 
         def number(name: str, value: Any) -> Any:
-            return (
-                change_number(value) if name in ("alpha", "beta", "value", "weight") and type(value) is float else value
-            )
+            return change_number(value) if name in SCALES and type(value) is float else value
 
         args, kwargs = case.fresh_inputs(changed)
         args = tuple(number(schema[i].name, a) for i, a in enumerate(args))

@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from shadowrun.judge.bias import DIFFERING, ENOUGH, ONE_WAY, TOWARD_ZERO, UNITS
-from shadowrun.judge.closeness import FEW_ULP, FEW_ULP_COARSE, MAX_TERMS, MAX_UNITS, SUM_ROOT, SUM_UNITS
+from shadowrun.judge.closeness import MAX_TERMS, SCALES, few_ulp, sum_units
 from shadowrun.numerics.precision import FORMATS
 from shadowrun.operators.facts import facts, ulp_bound
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["allowed_ulp", "is_far", "room_of_sums", "squares"]
+__all__ = ["allowed_ulp", "needs_judge", "squared_arguments", "sum_tolerance"]
 
 # Kernels add up 16-bit terms in float32.
 _ROUNDOFF: Final = FORMATS[torch.float32].roundoff
-_SCALES: Final = ("alpha", "beta", "value", "weight")
 
 
 def allowed_ulp(op: str, t: torch.Tensor, position: int, arguments: Mapping[str, object]) -> int:
@@ -37,13 +36,12 @@ def allowed_ulp(op: str, t: torch.Tensor, position: int, arguments: Mapping[str,
     fmt = FORMATS.get(t.dtype)
     if fmt is None or not fmt.signed or position in facts(op).by_equation or t.dtype is torch.float64:
         return 0
-    few = FEW_ULP if fmt.mantissa >= 23 else FEW_ULP_COARSE
     bound = ulp_bound(op, [t.dtype], dict(arguments))
-    return few if bound is None else min(few, bound)
+    return few_ulp(fmt) if bound is None else min(few_ulp(fmt), bound)
 
 
-def is_far(
-    actual: torch.Tensor, expected: torch.Tensor, most: int, *, by_rows: bool, room: torch.Tensor | None = None
+def needs_judge(
+    actual: torch.Tensor, expected: torch.Tensor, most: int, *, by_rows: bool, tolerance: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Whether the judge has to look at a result, as a bool on its device.
 
@@ -52,7 +50,7 @@ def is_far(
         expected: The reference's, in the same form.
         most: Units in the last place that they may be apart.
         by_rows: Statistics of rows may be rounded, which no count of signs shows.
-        room: How far elements may be apart in any case (`room_of_sums`); None for no room.
+        tolerance: How far elements may be apart in any case (`sum_tolerance`); None for the distance in ULP alone.
     """
     fmt = FORMATS[actual.dtype]
     differs = actual.view(fmt.view) != expected.view(fmt.view)
@@ -61,18 +59,16 @@ def is_far(
     a, e = (_in_order(t, fmt.view) for t in (actual, expected))
     # Two finite numbers are less than 2**32 - 2**24 apart, so that no great distance wraps to a small one.
     apart = (a - e).abs_() > most
-    found = torch.zeros((), dtype=torch.bool, device=actual.device)
-    if room is not None:
-        gap = actual.to(torch.float32) - expected.to(torch.float32)  # NaN is in no room
-        apart = apart & ~(gap.abs() <= room)
-        size = expected.to(torch.float32).square().sum()
-        # A factor within the room of each element is a fault all the same; see `bias.has_common_factor`.
-        factor = (gap * expected.to(torch.float32)).sum().abs() > UNITS * max(fmt.roundoff, _ROUNDOFF) * size
-        found = factor if fmt.mantissa >= 23 and actual.numel() >= ENOUGH else found
-    found = found | (differs & (apart | ~plain)).any()
     n = actual.numel()
-    if fmt.mantissa >= 23 or n < ENOUGH:
+    if tolerance is not None:
+        gap = actual.to(torch.float32) - expected.to(torch.float32)  # NaN is within none
+        apart = apart & ~(gap.abs() <= tolerance)
+    found = (differs & (apart | ~plain)).any()
+    if n < ENOUGH or (fmt.mantissa >= 23 and tolerance is None):
         return found
+    if fmt.mantissa >= 23:
+        # A factor within the tolerance of each element is a fault all the same; see `bias.has_common_factor`.
+        return found | ((gap * expected).sum().abs() > UNITS * fmt.roundoff * expected.square().sum())
     # Rounding to nearest moves as many elements away from zero as towards it.
     many = differs.sum() >= DIFFERING * n
     away = torch.sign(a.abs() - e.abs()).sum()
@@ -80,7 +76,7 @@ def is_far(
     return found | (many if by_rows else many & biased)
 
 
-def squares(
+def squared_arguments(
     plan_arguments: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of a sum or product by which the operator gives the sum of its squared terms, in float32.
@@ -96,12 +92,12 @@ def squares(
             return value.to(torch.float32).square() if value.is_floating_point() else value
         if isinstance(value, (list, tuple)):
             return [square(name, v) for v in value]
-        return value * value if name in _SCALES and type(value) is float else value
+        return value * value if name in SCALES and type(value) is float else value
 
     return tuple(map(square, plan_arguments, args)), {k: square(k, v) for k, v in kwargs.items()}
 
 
-def room_of_sums(squared: torch.Tensor, expected: torch.Tensor, terms: float) -> torch.Tensor | None:
+def sum_tolerance(squared: torch.Tensor, expected: torch.Tensor, terms: float) -> torch.Tensor | None:
     """How far results of sums in float32 may be apart, by element; None where tf32 would fit in (`closeness`).
 
     Args:
@@ -111,12 +107,11 @@ def room_of_sums(squared: torch.Tensor, expected: torch.Tensor, terms: float) ->
     """
     if terms > MAX_TERMS or squared.shape != expected.shape:
         return None
-    units = min(SUM_UNITS + SUM_ROOT * float(terms**0.5), MAX_UNITS)
-    # The result itself is rounded to its own dtype: that is what `most` of `is_far` is for.
+    # The result itself is rounded to its own dtype: that is what `most` of `needs_judge` is for.
     size = squared.to(torch.float32).sqrt()
     if expected.dtype is torch.float32:
         size = size + expected.abs()
-    return (size * (units * _ROUNDOFF)).nan_to_num_(0.0, 0.0, 0.0)
+    return (size * (sum_units(terms) * _ROUNDOFF)).nan_to_num_(0.0, 0.0, 0.0)
 
 
 def _in_order(t: torch.Tensor, view: torch.dtype) -> torch.Tensor:

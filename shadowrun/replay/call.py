@@ -17,7 +17,7 @@ import torch
 from shadowrun.intercept.attribution import NOWHERE
 from shadowrun.intercept.plan import Action, OpKind
 from shadowrun.intercept.user_call import own_call
-from shadowrun.torch_private import schema_of
+from shadowrun.replay.copies import arguments_by_name
 
 if TYPE_CHECKING:
     from shadowrun.intercept.attribution import Origin
@@ -357,7 +357,7 @@ def draws_random(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def _reads_around(call: Call) -> bool:
     """Whether a call reads elements of a storage that a copy of its input does not have at the same offset."""
-    given = {a.name: v for a, v in zip(schema_of(call.plan.func).arguments, call.args, strict=False)} | call.kwargs
+    given = arguments_by_name(call.plan, call.args, call.kwargs)
     t, size, stride, offset = call.args[0], given["size"], given["stride"], given.get("storage_offset")
     if t.layout is not torch.strided or 0 in size:
         return False

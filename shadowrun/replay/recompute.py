@@ -1,7 +1,7 @@
 """Operators in another dtype than the program's: a platform with the setting ``compute=float64``.
 
 The inputs of a call are widened on their device, the operator runs there, and its results are rounded to the dtypes
-that it returns. A reference of this kind checks a device against itself, and no tensor leaves it.
+that it returns. A reference of this kind checks a device against itself; only what the judge must see leaves it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from shadowrun.operators.facts import facts
 from shadowrun.operators.vendor_ops import for_reference
 from shadowrun.platforms.unsupported import limit_of_host
 from shadowrun.replay.copies import copy_mutated, storage_groups, tensors_in, written_to
+from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
@@ -65,9 +66,9 @@ class WideCompute:
             return plan.run(*args, **kwargs)
         dtypes = self._dtypes_of_results(plan, args, kwargs)
         memo: dict[int, torch.Tensor] = {}
-        wide = [self._widen(a, memo) for a in args]
-        named = {k: False if k == "half_to_float" else self._widen(v, memo) for k, v in kwargs.items()}
-        self._keep_softmax_dtype(plan, wide)
+        names = (a.name for a in schema_of(plan.func).arguments)
+        wide = [self._widen(name, a, memo) for name, a in zip(names, args, strict=False)]
+        named = {name: self._widen(name, v, memo) for name, v in kwargs.items()}
         try:
             out = plan.run(*wide, **named)
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
@@ -114,20 +115,18 @@ class WideCompute:
             self._returned[form] = found
         return found
 
-    def _widen(self, value: Any, memo: dict[int, torch.Tensor]) -> Any:
+    def _widen(self, name: str, value: Any, memo: dict[int, torch.Tensor]) -> Any:
         if isinstance(value, torch.Tensor):
             if id(value) not in memo:
                 memo[id(value)] = exact_copy(value, self._widened.get(value.dtype))
             return memo[id(value)]
         if isinstance(value, (list, tuple)):
-            return [self._widen(v, memo) for v in value]
+            return [self._widen(name, v, memo) for v in value]
+        # Refused for wide inputs, which need no conversion.
+        if name == "half_to_float":
+            return False
         # An argument such as `dtype=torch.bfloat16` would round the result before it is finished.
         return self._widened.get(value, value) if isinstance(value, torch.dtype) else value
-
-    def _keep_softmax_dtype(self, plan: OpPlan, wide: list[Any]) -> None:
-        # `half_to_float` is refused for wide inputs, which need no conversion.
-        if plan.name in ("aten::_softmax", "aten::_log_softmax"):
-            wide[2:] = [False]
 
 
 def _form(value: Any) -> Hashable:

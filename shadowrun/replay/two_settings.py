@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from shadowrun.intercept.torchapi import as_in_handler, with_isolated_warnings
-from shadowrun.judge.device_closeness import allowed_ulp, is_far, room_of_sums, squares
+from shadowrun.judge.device_closeness import allowed_ulp, needs_judge, squared_arguments, sum_tolerance
 from shadowrun.judge.rounding_bounds import reduction_length
 from shadowrun.numerics.form import form_difference
 from shadowrun.operators.facts import facts
@@ -55,7 +55,7 @@ _CPU = torch.device("cpu")
 _MAX_PENDING = 256
 # Pending copies lie in the accelerator's memory, which the program needs.
 _MAX_BYTES = 1 << 30
-_Far: TypeAlias = Callable[[int, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
+_NeedsJudge: TypeAlias = Callable[[int, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
 """Flag of a result by its number: whether the judge has to look; None where every bit counts."""
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -244,28 +244,30 @@ class TwoSettingsPath:
         if len(self._pending) >= self._max_pending or self._held_bytes > min(self._max_bytes, _MAX_BYTES):
             self.flush()
 
-    def _far(self, call: Call, pristine: Arguments, expected: list[Value]) -> _Far:
+    def _far(self, call: Call, pristine: Arguments, expected: list[Value]) -> _NeedsJudge:
         """What says, on the device, which results the judge has to look at."""
         plan, row, named = call.plan, facts(call.plan.name), arguments_by_name(call.plan, *pristine)
         allowed = [
             allowed_ulp(plan.name, v, i, named) if isinstance(v, torch.Tensor) else 0 for i, v in enumerate(expected)
         ]
-        rooms: list[torch.Tensor | None] = [None] * len(expected)
+        tolerances: list[torch.Tensor | None] = [None] * len(expected)
         # In a sum whose terms cancel, many elements are further apart than their own size explains.
         if row.n_factors and any(allowed) and not plan.mutated:
             floats = [t.numel() for t in tensors_in((*pristine[0], *pristine[1].values())) if t.is_floating_point()]
-            with contextlib.suppress(Exception):  # without a room, the judge looks
+            with contextlib.suppress(Exception):  # without one, the judge looks
                 names = [a.name for a in schema_of(plan.func).arguments]
-                ran = self._wide.run(plan, *squares(names, *pristine))
+                ran = self._wide.run(plan, *squared_arguments(names, *pristine))
                 for i, (squared, e) in enumerate(zip(ran.values(plan), expected, strict=True)):
                     if allowed[i] and isinstance(squared, torch.Tensor) and isinstance(e, torch.Tensor):
-                        rooms[i] = room_of_sums(squared, e, reduction_length(floats, e.numel()))
+                        tolerances[i] = sum_tolerance(squared, e, reduction_length(floats, e.numel()))
         by_rows = row.norm == "row"
 
         def far(i: int, actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor | None:
             if not allowed[i]:
                 return None
-            return is_far(actual.resolve_neg(), expected.resolve_neg(), allowed[i], by_rows=by_rows, room=rooms[i])
+            return needs_judge(
+                actual.resolve_neg(), expected.resolve_neg(), allowed[i], by_rows=by_rows, tolerance=tolerances[i]
+            )
 
         return far
 
@@ -305,7 +307,7 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _flags(actual: list[Value], expected: list[Value], far: _Far | None) -> list[torch.Tensor] | None:
+def _flags(actual: list[Value], expected: list[Value], far: _NeedsJudge | None) -> list[torch.Tensor] | None:
     """Whether results differ, as flags on the device; None where that is known already, or the judge must look."""
     if len(actual) != len(expected):
         return None
