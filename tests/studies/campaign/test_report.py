@@ -1,4 +1,6 @@
 import json
+import re
+from dataclasses import replace
 
 import pytest
 
@@ -52,6 +54,18 @@ def test_oracles_are_counted():
     assert (by_name["shadowrun"].n_differ, by_name["shadowrun"].n_missed) == (6, 4)
     assert (by_name["nnsmith"].n_missed, by_name["nnsmith"].n_alone) == (10, 2)
     assert [o.name for o in counted] == list(ORACLES)
+
+
+def test_nothing_is_missed_where_no_flaw_is_planted():
+    flawed = render(campaign_document(summary()), "txt")
+    clean = summary(flaws=())
+    clean = replace(clean, platforms=(replace(clean.platforms[0], name="sim"),))
+    text = render(campaign_document(clean), "txt")
+    assert "false negatives" in flawed
+    assert re.search(r"^bitwise +10 +10.00 %", text, re.M)
+    assert "false negatives" not in text
+    assert "missed" not in text
+    assert "each difference that an oracle reports is a false positive" in " ".join(text.split())
 
 
 def test_a_rate_of_nothing_has_a_bound():
