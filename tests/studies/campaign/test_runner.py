@@ -153,6 +153,22 @@ def test_an_operator_that_refuses_nan_reads_the_new_memory():
     assert not _reads_new_memory(variant(Graph((Input("x", (6,)),), (new, half), (Ref(1),))))
 
 
+@pytest.mark.parametrize("output", [0, 1])
+def test_memory_that_a_kernel_takes_for_itself_may_agree_by_chance(monkeypatch, output):
+    # Recipe 13725 of a campaign: both runs had the memory of a former variant, the device's run had not.
+    monkeypatch.setattr("shadowrun.studies.campaign.runner.bits_equal", lambda *tensors: True)
+    inputs = (
+        Input("log_probs", (5, 2, 4)),
+        *(
+            Input(name, shape, torch.int64, Fill("integers", 1, 3))
+            for name, shape in (("t", (2, 3)), ("n", (2,)), ("m", (2,)))
+        ),
+    )
+    loss = Node(aten._ctc_loss.Tensor, tuple(Ref(-1 - k) for k in range(4)))
+    taken = Graph(inputs, (loss, Node(aten.mul.Tensor, (Ref(0, output), 2.0))), (Ref(1),))
+    assert _reads_new_memory(variant(taken)) is (output == 1)
+
+
 def test_a_platform_is_compared_with_itself_where_the_recipe_asks_for_it(runner):
     with sim.flaws("leaky-relu-ignores-strides"):
         plain, itself = runner.run(variant(LEAKY)), runner.run(variant(LEAKY, metamorphic="layout"))
