@@ -62,7 +62,7 @@ def test_nothing_is_missed_where_no_flaw_is_planted():
     clean = replace(clean, platforms=(replace(clean.platforms[0], name="sim"),))
     text = render(campaign_document(clean), "txt")
     assert "false negatives" in flawed
-    assert re.search(r"^bitwise +10 +10.00 %", text, re.M)
+    assert re.search(r"^bitwise +10 +10.00 %", text, re.MULTILINE)
     assert "false negatives" not in text
     assert "missed" not in text
     assert "each difference that an oracle reports is a false positive" in " ".join(text.split())
