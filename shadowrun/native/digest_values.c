@@ -3,6 +3,7 @@
 
 #include "digest.h"
 
+#include <float.h>
 #include <math.h>
 #include <stddef.h>
 #include <string.h>
@@ -149,7 +150,7 @@ static double values_scaled_norm(const unsigned char *at, size_t n, double scale
 double sr_norm(const SrValues *v, const unsigned char *at, size_t n, sr_number number, int width) {
     double scale = fmax(fabs(v->min), fabs(v->max));
     if (number == SR_FLOAT && width == 64 && scale != 0 && (scale > 0x1p450 || scale < 0x1p-450)) {
-        return values_scaled_norm(at, n, scale);
+        return fmin(values_scaled_norm(at, n, scale), DBL_MAX); /* whether it overflows depends on the order of the sum */
     }
     return sqrt(v->squares);
 }

@@ -303,12 +303,12 @@ _COLUMNS: Final = np.dtype([("classes", "<i8", N_CLASSES), ("numbers", "<f8", 3)
 
 
 def _norms(squares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    small, middle, large = squares.T
-    far = SCALE**-2
+    small, middle, large = np.sqrt(squares).T
     with np.errstate(over="ignore"):
-        plain, scaled = np.sqrt(middle + small * far), SCALE * np.sqrt(large + middle * far)
-    norms: npt.NDArray[np.float64] = np.where(large > 0, scaled, np.where(middle > 0, plain, np.sqrt(small) / SCALE))
-    return norms
+        norms = np.hypot(np.hypot(small / SCALE, middle), large * SCALE)
+    # By the order of a sum, a norm at the end of the range would be infinite here and finite there.
+    limited: npt.NDArray[np.float64] = np.minimum(norms, np.finfo(np.float64).max)
+    return limited
 
 
 def _numbers(order: Ints, form: NumberFormat) -> npt.NDArray[np.float64]:

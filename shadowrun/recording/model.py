@@ -89,7 +89,7 @@ RESULT: Final = np.dtype([
     ("n_subnormal", "<i8"),
     ("min", "<f8"),  # of the finite elements; NaN where there are none
     ("max", "<f8"),
-    ("norm", "<f8"),  # 2-norm of the finite elements
+    ("norm", "<f8"),  # 2-norm of the finite elements, at most the greatest float64
 ])  # fmt: skip
 """One tensor of a call. Its number is its position in the recording."""
 

@@ -49,7 +49,7 @@ def by_definition(t: torch.Tensor) -> Digest:
         return Digest(rungs, samples, *counts, math.nan, math.nan, math.nan)
     low, high = float(finite.min()), float(finite.max())
     scale = max(abs(low), abs(high)) or 1.0
-    return Digest(rungs, samples, *counts, low, high, scale * float((finite / scale).norm()))
+    return Digest(rungs, samples, *counts, low, high, min(scale * float((finite / scale).norm()), sys.float_info.max))
 
 
 def agree(found: Digest, wanted: Digest) -> None:
@@ -121,6 +121,24 @@ def test_all_ways_agree(t):
     agree(digest(t), wanted)
     for instructions in instruction_sets():
         agree(by_c(t, instructions), wanted)
+
+
+@pytest.mark.parametrize("around", [2.0**450, 2.0**-450, 2.0**-500, 2.0**1023, 5e-324])
+@pytest.mark.parametrize("others", [0.0, 0.9, 1e-7])
+def test_norms_at_the_ends_of_the_range_agree(around, others):
+    """Squares of numbers that lie on both sides of where a way begins to scale them, and norms that overflow."""
+    t = torch.tensor([around, -1.5 * around, others * around, 1.99 * around], dtype=torch.float64)
+    for values in (t, t[:2], t[2:], torch.full((3,), around, dtype=torch.float64)):
+        wanted = by_definition(values)
+        for found in (by_numpy(values.contiguous()), unpack(by_operators(values)), digest(values)):
+            agree(found, wanted)
+
+
+def test_a_norm_that_is_the_greatest_number_is_finite():
+    greatest = sys.float_info.max
+    t = torch.tensor([-greatest, 2.954923619803521e300], dtype=torch.float64)
+    ways = by_definition(t), by_numpy(t), unpack(by_operators(t)), digest(t)
+    assert [found.norm for found in ways] == [greatest] * 4
 
 
 @pytest.mark.parametrize("dtype", REAL, ids=str)
