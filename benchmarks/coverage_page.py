@@ -6,14 +6,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shadowrun.report.markdown import Markdown, pipe_table
+from shadowrun.report.formats.markdown import Markdown, pipe_table
 from shadowrun.studies.sweep.cases import FAILURES, NOT_COUNTED, Kind, Support
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from shadowrun.studies.sweep.cases import CaseFinding
-    from shadowrun.studies.sweep.support import OperatorSupport, Sweep
+    from shadowrun.studies.sweep.reports.support import OperatorSupport, Sweep
 
 __all__ = ["Measured", "markdown"]
 

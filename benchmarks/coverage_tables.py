@@ -23,7 +23,7 @@ from dtype_table import dtype_table
 from tables import put_between_marks
 
 from shadowrun.studies.sweep.coverage_file import CoverageFile
-from shadowrun.studies.sweep.support import read_sweeps
+from shadowrun.studies.sweep.reports.support import read_sweeps
 
 ROOT = Path(__file__).resolve().parents[1]
 DTYPES = "float32,bfloat16,float16"

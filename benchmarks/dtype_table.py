@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from shadowrun.report.markdown import pipe_table
+from shadowrun.report.formats.markdown import pipe_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

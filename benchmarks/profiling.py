@@ -23,10 +23,10 @@ from shadowrun import native
 from shadowrun.intercept.attribution import Attribution
 from shadowrun.numerics import bits
 from shadowrun.recording.recorder import Recorder
-from shadowrun.replay import same_device
 from shadowrun.replay.comparator import Comparator
 from shadowrun.replay.executor import Executor
 from shadowrun.replay.input_copies import CopyBuffers
+from shadowrun.replay.paths import same_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

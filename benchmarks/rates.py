@@ -15,7 +15,7 @@ import torch
 
 from shadowrun.numerics.bits import bits_equal, plainly_equal
 from shadowrun.numerics.diff import diff
-from shadowrun.recording.digests import pack
+from shadowrun.recording.digests.tensor_digest import pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -189,7 +189,7 @@ class _Reduced(_Ours):
     @contextlib.contextmanager
     def __call__(self) -> Iterator[Hooks]:
         from shadowrun.intercept import dispatch
-        from shadowrun.replay import native_handler, same_device
+        from shadowrun.replay.paths import native_handler, same_device
 
         with_isolated_warnings, make_plan = same_device.with_isolated_warnings, dispatch.make_plan
         if self._run is None:
@@ -279,7 +279,7 @@ class _Rounded(_Ours):
         from shadowrun.intercept import dispatch
         from shadowrun.judge import judgement
         from shadowrun.operators.facts import ulp_bound
-        from shadowrun.replay import native_handler, same_device
+        from shadowrun.replay.paths import native_handler, same_device
 
         with_isolated_warnings, make_plan = same_device.with_isolated_warnings, dispatch.make_plan
 

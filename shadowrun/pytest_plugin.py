@@ -225,7 +225,7 @@ class KnownClasses:
             DataFileError: A file cannot be read, or the known classes cannot be written.
         """
         __tracebackhide__ = True
-        from shadowrun.recording.recording_file import read
+        from shadowrun.recording.file_format.recording_file import read
         from shadowrun.studies.classes import known_classes
         from shadowrun.studies.classes.platforms import platforms_of
 

@@ -10,9 +10,12 @@ import torch
 
 import shadowrun
 from shadowrun.intercept import attribution, call_sites
-from shadowrun.judge import bias_over_calls, known_roundings, remembered_bounds
+from shadowrun.judge import remembered_bounds
+from shadowrun.judge.cause import known_roundings
+from shadowrun.judge.rounding import bias_over_calls
 from shadowrun.recording import recorder
-from shadowrun.replay import memory_effects, native_handler, same_device
+from shadowrun.replay import memory_effects
+from shadowrun.replay.paths import native_handler, same_device
 from shadowrun.store import write_buffer
 
 TABLES = (dict, list, set, collections.OrderedDict, collections.Counter, collections.defaultdict, collections.deque)

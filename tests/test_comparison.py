@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import shadowrun
 from shadowrun import Cause, Phase, Status, UsageError
-from shadowrun.replay import native_handler, same_device
+from shadowrun.replay.paths import native_handler, same_device
 
 
 def only(records):

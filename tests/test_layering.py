@@ -55,7 +55,7 @@ PRIVATE_TORCH = (
     "platforms/torchplatform.py",
     "sim/",
     "compiled/torchcompile.py",
-    "compiled/torchregions.py",
+    "compiled/regions/torchregions.py",
     "studies/sweep/opinfo.py",
     "native/tensors.py",
 )

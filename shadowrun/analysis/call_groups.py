@@ -15,7 +15,7 @@ from shadowrun.types import Cause, Phase, Status
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shadowrun.store.combined_runs import SourceRun
+    from shadowrun.store.combine.combined_runs import SourceRun
     from shadowrun.store.datafile import DataFile
     from shadowrun.store.groups import Calls, Times
 

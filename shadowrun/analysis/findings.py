@@ -16,7 +16,7 @@ from shadowrun.analysis.wording import shell_command
 from shadowrun.settings import KINDS
 from shadowrun.store.captured_inputs import captured_calls
 from shadowrun.store.codec import decode_float
-from shadowrun.store.combined_runs import name_runs
+from shadowrun.store.combine.combined_runs import name_runs
 from shadowrun.store.groups import greatest
 from shadowrun.store.records import read_diffs
 from shadowrun.types import Cause, Status

@@ -37,7 +37,7 @@ _MAX_SITE = 5000
 
 _SITE = re.compile(r"(?P<path>In \[\d+\]|.+?)(?:, line |:)(?P<line>\d+) in ")
 _CELL = re.compile(r"In \[(\d+)\]")
-# Installed with shadowrun, and named from the folder above it: `shadowrun/cli/demo_models.py`.
+# Installed with shadowrun, and named from the folder above it: `shadowrun/cli/commands/demo_models.py`.
 _OWN = Path(__file__).resolve().parents[1]
 
 

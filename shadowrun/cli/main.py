@@ -37,24 +37,16 @@ __all__ = ["COMMANDS", "build_parser", "main"]
 
 COMMANDS = (
     *("run", "report", "export", "explain", "repro", "compile", "combine", "record", "diff", "replay", "classes"),
-    *(
-        "known",
-        "coverage",
-        "static",
-        "sweep",
-        "campaign",
-        "zoo",
-        "support",
-        "slowdown",
-        "determinism",
-        "mitigate",
-        "study",
-        "platforms",
-        "demo",
-        "completion",
-    ),
+    *("known", "coverage", "static", "sweep", "campaign", "zoo", "support", "slowdown", "determinism", "mitigate"),
+    *("study", "platforms", "demo", "completion"),
 )
-"""Modules of this package. `--help` must be fast: none imports torch, rich or jinja2 before its `run` is called."""
+"""In the order of `--help`, which must be fast: no module imports torch, rich or jinja2 before its `run` is called."""
+
+OF_STUDIES = (
+    *("diff", "replay", "classes", "static", "sweep", "campaign", "zoo", "support", "slowdown", "determinism"),
+    *("mitigate", "study"),
+)
+"""Commands in `cli.studies`; the others are in `cli.commands`."""
 
 READ = ("report", "export", "combine", "diff", "classes", "known", "coverage", "static", "support")
 """Commands that only read files, in a process of their own with bounds on memory and time."""
@@ -102,7 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
     # Not by the files of the folder: a helper module is no command, and the order is that of `--help`.
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
     for name in COMMANDS:
-        module = importlib.import_module(f"shadowrun.cli.{name}")
+        module = importlib.import_module(f"shadowrun.cli.{'studies' if name in OF_STUDIES else 'commands'}.{name}")
         text = module.__doc__ or ""
         command = _parser(commands.add_parser, name, text, help=text.partition("\n")[0].rstrip("."))
         module.add_arguments(command)

@@ -26,7 +26,7 @@ from shadowrun.intercept.threads import Threads
 from shadowrun.platforms.device import Platform, resolve
 from shadowrun.recording.input_capture import Capturing
 from shadowrun.recording.recorder import Recorder, WatchingRecorder
-from shadowrun.replay.async_path import choose_async
+from shadowrun.replay.paths.async_path import choose_async
 from shadowrun.replay.replayer import Replayer
 from shadowrun.run import Run
 from shadowrun.schedule.budget import Budget
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from shadowrun.compiled.regions import Regions
+    from shadowrun.compiled.regions.compare_regions import Regions
     from shadowrun.types import OpRecord
 
 __all__ = ["Comparison", "compare", "current"]
@@ -334,7 +334,7 @@ class Comparison(RunHandle, Run):
         return kind in wanted or (NEW in wanted and is_new)
 
     def _compiled_regions(self) -> Regions:
-        from shadowrun.compiled.regions import Regions  # imports Dynamo, 2 s
+        from shadowrun.compiled.regions.compare_regions import Regions  # imports Dynamo, 2 s
 
         return Regions(self._recorder, self._replayer, self._config.max_bytes)
 

@@ -26,13 +26,13 @@ from shadowrun.intercept.threads import Threads
 from shadowrun.platforms.cpu import instruction_sets
 from shadowrun.platforms.device import resolve
 from shadowrun.platforms.fingerprint import fingerprint
-from shadowrun.recording.block_buffer import BlockBuffer
 from shadowrun.recording.call_recorder import CallRecorder
 from shadowrun.recording.captured_inputs import CapturedInputs
+from shadowrun.recording.file_format.block_buffer import BlockBuffer
+from shadowrun.recording.file_format.recording_writer import SUFFIX, Writer
 from shadowrun.recording.kernel_tracer import KernelTracer
 from shadowrun.recording.model import OUTPUTS_BYTES, Process
 from shadowrun.recording.provenance import Provenance, at_start
-from shadowrun.recording.recording_writer import SUFFIX, Writer
 from shadowrun.recording.step_outputs import StepOutputs
 from shadowrun.schedule.selection import Selection, check_operators
 from shadowrun.store.lock import FileLock

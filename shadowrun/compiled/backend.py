@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from shadowrun.compiled import torchcompile
+from shadowrun.compiled.accuracy import JudgedResult, judge
 from shadowrun.compiled.dynamo_graph import DynamoGraphRun, EagerFailed
 from shadowrun.compiled.graph import (
     Graph,
@@ -20,7 +21,6 @@ from shadowrun.compiled.graph import (
     set_rng_state,
     without_layouts,
 )
-from shadowrun.compiled.judging import JudgedResult, judge
 from shadowrun.compiled.outcome import error_text
 from shadowrun.compiled.probe_graphs import Probe, dropout_residuals, eager_values, with_random_inputs
 from shadowrun.compiled.rounding import RandomRecorder, RandomResults

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from torch import fx
 
-    from shadowrun.compiled.judging import JudgedResult
+    from shadowrun.compiled.accuracy import JudgedResult
     from shadowrun.types import Verdict
 
 __all__ = ["DynamoGraphRun", "EagerFailed"]

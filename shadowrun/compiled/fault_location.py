@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from torch import fx
 
-    from shadowrun.compiled.judging import Errors, JudgedResult
+    from shadowrun.compiled.accuracy import Errors, JudgedResult
     from shadowrun.types import Verdict
 
 __all__ = [

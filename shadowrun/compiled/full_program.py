@@ -19,8 +19,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from shadowrun.compiled import torchcompile
+from shadowrun.compiled.accuracy import Errors, ReferenceRuns, judge
 from shadowrun.compiled.graph import cuda_is_used
-from shadowrun.compiled.judging import Errors, ReferenceRuns, judge
 from shadowrun.compiled.outcome import error_text
 from shadowrun.compiled.program import GRADIENT
 from shadowrun.types import Cause, Status, Verdict
@@ -28,7 +28,7 @@ from shadowrun.types import Cause, Status, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from shadowrun.compiled.judging import JudgedResult
+    from shadowrun.compiled.accuracy import JudgedResult
     from shadowrun.compiled.program import Copy, Program
     from shadowrun.operators.case import Value
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from shadowrun.compiled.judging import ReferenceRuns
+from shadowrun.compiled.accuracy import ReferenceRuns
 from shadowrun.compiled.rounding import (
     Float64Mode,
     PerturbedRounding,
@@ -26,7 +26,7 @@ from shadowrun.compiled.rounding import (
     is_random,
     perturbed,
 )
-from shadowrun.intercept.checked_calls import looks_of_file
+from shadowrun.intercept.untrusted.checked_calls import looks_of_file
 from shadowrun.operators.case import exact_copy
 from shadowrun.replay.copies import storage_groups
 from shadowrun.torch_private import schema_of

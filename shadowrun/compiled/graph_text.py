@@ -1,8 +1,8 @@
 """A graph as text and back: names of operators and plain values only, so that reading a file runs no code from it.
 
 A file of captured inputs may come from an attacker, so a graph is not stored as Python code. Each name is looked up
-among the operators and functions that compute tensors from tensors (`shadowrun.intercept.op_allowlist`), each text must
-be the name of a choice, and methods are called on results of nodes only.
+among the operators and functions that compute tensors from tensors (`shadowrun.intercept.untrusted.op_allowlist`), each
+text must be the name of a choice, and methods are called on results of nodes only.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch import fx
 from shadowrun.compiled import torchcompile
 from shadowrun.compiled.graph import node_origin
 from shadowrun.errors import UsageError
-from shadowrun.intercept.checked_calls import CheckedCalls
-from shadowrun.intercept.op_allowlist import Refused, check_arguments, check_operator, is_word, operator_named
+from shadowrun.intercept.untrusted.checked_calls import CheckedCalls
+from shadowrun.intercept.untrusted.op_allowlist import Refused, check_arguments, check_operator, is_word, operator_named
 from shadowrun.replay.copies import tensors_in
 from shadowrun.store import plain_json
 from shadowrun.store.plain_json import NotStorable

@@ -12,9 +12,9 @@ from shadowrun.types import Status, Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from shadowrun.compiled.accuracy import Errors
     from shadowrun.compiled.compile_spec import CompileSpec
     from shadowrun.compiled.fault_location import Localisation
-    from shadowrun.compiled.judging import Errors
     from shadowrun.compiled.repro import FaultyGraph
     from shadowrun.repro import Repro
 

@@ -11,7 +11,7 @@ from torch import fx
 
 from shadowrun.compiled.graph import Graph, Snapshot, set_rng_state
 from shadowrun.compiled.rounding import is_random
-from shadowrun.intercept.checked_calls import looks_of_file
+from shadowrun.intercept.untrusted.checked_calls import looks_of_file
 from shadowrun.operators.case import exact_copy
 from shadowrun.torch_private import schema_of
 

@@ -19,18 +19,18 @@ import torch
 from torch import fx
 
 from shadowrun.compiled import torchcompile
+from shadowrun.compiled.accuracy import allowed_differences
 from shadowrun.compiled.backend import GraphCase, Region, compile_graph, judge_probe
-from shadowrun.compiled.captured_region import CapturedRegion, constants_as_inputs
 from shadowrun.compiled.fault_location import ALONE, localise
 from shadowrun.compiled.graph import Graph, Snapshot, preserved_rng
 from shadowrun.compiled.graph_text import DenseInterpreter
-from shadowrun.compiled.judging import allowed_differences
 from shadowrun.compiled.outcome import error_text
 from shadowrun.compiled.probe_graphs import Probe, call_probe, eager_values, prefix, tensor_nodes
+from shadowrun.compiled.regions.captured_region import CapturedRegion, constants_as_inputs
 from shadowrun.compiled.rounding import RandomResults
 from shadowrun.errors import UsageError
-from shadowrun.intercept.checked_calls import graphs_of_file
-from shadowrun.intercept.op_allowlist import Refused
+from shadowrun.intercept.untrusted.checked_calls import graphs_of_file
+from shadowrun.intercept.untrusted.op_allowlist import Refused
 from shadowrun.numerics.form import meta
 from shadowrun.repro.builder import run_story
 from shadowrun.repro.call_replayer import load_captured

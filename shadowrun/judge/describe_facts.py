@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from shadowrun.judge import rounding_bounds
+from shadowrun.judge.rounding import rounding_bounds
 from shadowrun.operators.fact_table import ROWS
 from shadowrun.operators.facts import facts
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["describe", "page"]
 
 _HIGHAM = "Higham & Mary 2019: errors grow as sqrt(n) u"
-_MEASURED = "measured on right and faulty kernels, judge/bounds.py"
+_MEASURED = "measured on right and faulty kernels, judge/rounding/bounds.py"
 _BACKWARD_STABLE = "Higham, Accuracy and Stability, 2nd ed., chapters 9, 19, 20; Golub & Van Loan, sections 8.1 and 8.6"
 _DETERMINISM = "torch.use_deterministic_algorithms lists it"
 

@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shadowrun.judge.bounds import RATIO
 from shadowrun.judge.oracle_verdict import reference_wrong
-from shadowrun.judge.rounding_bounds import BOUND, ROOT
+from shadowrun.judge.rounding.bounds import RATIO
+from shadowrun.judge.rounding.rounding_bounds import BOUND, ROOT
 from shadowrun.numerics.precision import FORMATS
 from shadowrun.types import Cause, Status, Verdict
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from shadowrun.judge import large_results
-from shadowrun.judge.bias_over_calls import BiasOverCalls
 from shadowrun.judge.decision_trace import Rung
+from shadowrun.judge.rounding.bias_over_calls import BiasOverCalls
 from shadowrun.numerics.bits import Uncomparable
 from shadowrun.numerics.form import dtype_name
 from shadowrun.types import Status, TensorDiff, Verdict
 
 if TYPE_CHECKING:
+    from shadowrun.judge.cause.hypotheses import KnownCauses
     from shadowrun.judge.decision_trace import Trace
-    from shadowrun.judge.hypotheses import KnownCauses
     from shadowrun.judge.remembered_bounds import ContextBounds
     from shadowrun.operators.case import Case
 

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 import numpy as np
 import torch
 
-from shadowrun.judge import hypotheses
-from shadowrun.judge.bias import bias_verdict, may_be_biased
-from shadowrun.judge.bounds import RATIO
-from shadowrun.judge.closeness import ClosenessCheck
+from shadowrun.judge.cause import hypotheses
 from shadowrun.judge.decision_trace import Rung
 from shadowrun.judge.factorizations import by_equation, in_another_order
 from shadowrun.judge.matrix_products import rounded_inputs_of_long_product, short_product_error
 from shadowrun.judge.oracle import FEW_RUNS, MANY_RUNS, NoOracle, Oracle
 from shadowrun.judge.oracle_verdict import reference_wrong, verdict_by_oracle
 from shadowrun.judge.result_diff import ResultDiff, diff_results
+from shadowrun.judge.rounding.bias import bias_verdict, may_be_biased
+from shadowrun.judge.rounding.bounds import RATIO
+from shadowrun.judge.rounding.closeness import ClosenessCheck
 from shadowrun.judge.undefined_elements import undefined
 from shadowrun.numerics.bits import bits_equal
 from shadowrun.numerics.diff import diff
@@ -35,10 +35,10 @@ from shadowrun.operators.facts import only_moves, ulp_bound
 from shadowrun.types import Cause, Status, TensorDiff, Verdict
 
 if TYPE_CHECKING:
-    from shadowrun.judge.bias_over_calls import BiasOverCalls
+    from shadowrun.judge.cause.hypotheses import KnownCauses
     from shadowrun.judge.decision_trace import Trace
-    from shadowrun.judge.hypotheses import KnownCauses
     from shadowrun.judge.remembered_bounds import ContextBounds
+    from shadowrun.judge.rounding.bias_over_calls import BiasOverCalls
     from shadowrun.operators.case import Case, Value
 
 __all__ = ["Examined", "Judgement", "Parts", "ToleranceOf", "done", "is_random"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from shadowrun.judge.hypotheses import to_tf32
+from shadowrun.judge.cause.hypotheses import to_tf32
 from shadowrun.judge.oracle import NoOracle, n_terms
 from shadowrun.judge.oracle_verdict import reference_wrong
 from shadowrun.judge.result_diff import flat_values

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shadowrun.judge.rounding_bounds import reduction_length
+from shadowrun.judge.rounding.rounding_bounds import reduction_length
 from shadowrun.numerics.elements import plain
 from shadowrun.numerics.excess import Truth
 from shadowrun.numerics.precision import FORMATS
@@ -308,7 +308,7 @@ def result_roundoff(case: Case) -> float:
 
 
 def n_terms(case: Case, position: int) -> float:
-    """About how many terms enter each element of a result; see `judge.rounding_bounds.reduction_length`."""
+    """About how many terms enter each element of a result; see `judge.rounding.rounding_bounds.reduction_length`."""
     value = case.expected[position]
     size = value.numel() if isinstance(value, torch.Tensor) else 1
     return reduction_length((t.numel() for t in tensors(case.args, case.kwargs) if t.is_floating_point()), size)

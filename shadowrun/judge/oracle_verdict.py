@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shadowrun.judge.bounds import (
+from shadowrun.judge.rounding.bounds import (
     OUTLIER,
     RATIO,
     REFERENCE_RATIO,
@@ -22,7 +22,7 @@ from shadowrun.judge.bounds import (
     outlier,
     partial_sums,
 )
-from shadowrun.judge.rounding_bounds import BOUND, is_made_of_sums
+from shadowrun.judge.rounding.rounding_bounds import BOUND, is_made_of_sums
 from shadowrun.types import Cause, Status, TensorDiff, Verdict
 
 if TYPE_CHECKING:

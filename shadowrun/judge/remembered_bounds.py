@@ -1,9 +1,9 @@
 """What the full ladder decided on a context, remembered: later calls within the same bounds need no ladder.
 
 On another device nearly every result differs by a unit in the last place, and the ladder passes it for the same reason
-each time: the operator's ULP bound, or closeness (`judge.closeness`). Both depend on the operator, dtypes and shapes,
-which all calls of a context share, and on the figures of `numerics.diff`. So the first call of a context climbs the
-ladder, and the next ones are only measured. What is not certain from these figures climbs it again.
+each time: the operator's ULP bound, or closeness (`judge.rounding.closeness`). Both depend on the operator, dtypes and
+shapes, which all calls of a context share, and on the figures of `numerics.diff`. So the first call of a context climbs
+the ladder, and the next ones are only measured. What is not certain from these figures climbs it again.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from shadowrun.judge.bias import DIFFERING, ENOUGH
-from shadowrun.judge.bias_over_calls import is_counted
-from shadowrun.judge.closeness import FEW_ULP, FEW_ULP_COARSE
 from shadowrun.judge.large_results import is_large
 from shadowrun.judge.matrix_products import MANY_TERMS
 from shadowrun.judge.oracle import n_terms
+from shadowrun.judge.rounding.bias import DIFFERING, ENOUGH
+from shadowrun.judge.rounding.bias_over_calls import is_counted
+from shadowrun.judge.rounding.closeness import FEW_ULP, FEW_ULP_COARSE
 from shadowrun.numerics.bits import plainly_equal
 from shadowrun.numerics.diff import native_diff
 from shadowrun.numerics.form import dtype_name

@@ -10,7 +10,7 @@ enum { SR_OFF, SR_COMPARING, SR_RECORDING }; /* states of a handler */
 /* Parts of a call's cost, for benchmarks/profiling.py. */
 enum { SR_PART_ORIGIN, SR_PART_CONTEXT, SR_PART_COPY, SR_PART_REPLAY, SR_PART_COMPARE, SR_PART_RECORD, SR_N_PARTS };
 
-/* Routes of an operator's calls, which `NativeHandler.add_operator` in replay/native_handler.py chooses. */
+/* Routes of an operator's calls, which `NativeHandler.add_operator` in replay/paths/native_handler.py chooses. */
 enum {
     SR_FRESH,    /* returns one new tensor */
     SR_IN_PLACE, /* writes to one argument and returns it */

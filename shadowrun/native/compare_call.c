@@ -1,4 +1,4 @@
-/* Fast path of a call that is compared: replay/same_device.py, as far as nothing is out of the ordinary. */
+/* Fast path of a call that is compared: replay/paths/same_device.py, as far as nothing is out of the ordinary. */
 
 #include "compare.h"
 
@@ -275,7 +275,7 @@ static PyObject *compare_run_again(SrCompareHandler *self, PyObject *run, PyObje
     return PyObject_Vectorcall(self->replay, given + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
 }
 
-/* Whether no other argument has the memory of the first, by another storage: `_is_apart` of replay/same_device.py. */
+/* Whether no other argument has the memory of the first, by another storage: `_is_apart` of replay/paths/same_device.py. */
 static int compare_is_apart(PyObject *args, const SrCopies *copies) {
     const char *begin = copies->at, *end = begin + copies->n_bytes;
     for (Py_ssize_t i = 1; i < PyTuple_GET_SIZE(args); i++) {

@@ -1,5 +1,5 @@
 /* A call whose results differ by no more than its context passes: `ContextBounds.judge` of judge/remembered_bounds.py and
- * `SameDeviceVerdicts.record_close` of replay/same_device_verdicts.py are the specification.
+ * `SameDeviceVerdicts.record_close` of replay/paths/same_device_verdicts.py are the specification.
  *
  * Python records the first such call of a context, and the keys under which it found the rows that this call refers to:
  * its verdict, and the forms of its results. Calls that need the same rows are recorded here.

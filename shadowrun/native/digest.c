@@ -1,4 +1,4 @@
-/* Digests of tensors on the CPU, as bytes of a recording's columns: recording/digests.py is the specification. */
+/* Digests of tensors on the CPU, as bytes of a recording's columns: recording/digests/tensor_digest.py is the specification. */
 
 #include "digest.h"
 
@@ -375,7 +375,7 @@ PyObject *sr_digest_memory(PyObject *module, PyObject *const *args, Py_ssize_t n
     return digest_memory(&in, instructions);
 }
 
-/* split_samples(samples, how many of each result, bytes of each of these): `_split` of recording/recording_writer.py. */
+/* split_samples(samples, how many of each result, bytes of each of these): `_split` of recording/file_format/recording_writer.py. */
 PyObject *sr_split_samples(PyObject *module, PyObject *args) {
     (void)module;
     Py_buffer samples, counts, widths;

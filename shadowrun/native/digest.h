@@ -36,7 +36,7 @@ typedef sr_left (*sr_add_both)(
 sr_add_both sr_both_function(sr_number number, int width, sr_instructions instructions); /* or NULL */
 void sr_count_small(SrValues *v, const unsigned char *at, size_t n_blocks); /* of a chunk: zeros and subnormal numbers */
 
-/* digest.c: what a recording keeps of a tensor; see recording/digests.py. */
+/* digest.c: what a recording keeps of a tensor; see recording/digests/tensor_digest.py. */
 enum { SR_MOST_SAMPLES = 128 };
 typedef struct {
     int64_t n_nan, n_pos_inf, n_neg_inf, n_zero, n_neg_zero, n_subnormal;

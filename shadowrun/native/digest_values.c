@@ -1,4 +1,4 @@
-/* Counts of classes, range and squares of the numbers of a tensor, added up over chunks: recording/digests.py is the
+/* Counts of classes, range and squares of the numbers of a tensor, added up over chunks: recording/digests/tensor_digest.py is the
  * specification. */
 
 #include "digest.h"

@@ -13,7 +13,8 @@ Definition. Element i of the flat contiguous tensor has the raw bits b(i, j), j 
 an accelerator may add in any order, and 32 elements of one bit plane are one 32-bit word. The hash finds differences
 between computed results; it does not protect against a person who looks for collisions.
 
-This module is the specification, in numpy and without torch. `recording.digests` computes the same where a tensor lies.
+This module is the specification, in numpy and without torch. `recording.digests` computes the same where a
+tensor lies.
 """
 
 from __future__ import annotations

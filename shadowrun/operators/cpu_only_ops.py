@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from shadowrun.intercept.checked_calls import looks_of_file
 from shadowrun.intercept.threads import OwnThread
+from shadowrun.intercept.untrusted.checked_calls import looks_of_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable

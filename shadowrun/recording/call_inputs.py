@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from shadowrun.recording.call_results import flat, has_memory
+from shadowrun.recording.digests.pending_digests import is_capturing
 from shadowrun.recording.model import NONE
-from shadowrun.recording.pending_digests import is_capturing
 from shadowrun.replay.call import draws_random
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.recording.captured_inputs import CapturedArguments
     from shadowrun.recording.data_flow import DataFlow, Leaf
-    from shadowrun.recording.digests import Packed
-    from shadowrun.recording.pending_digests import PendingDigest
+    from shadowrun.recording.digests.pending_digests import PendingDigest
+    from shadowrun.recording.digests.tensor_digest import Packed
     from shadowrun.recording.provenance import Provenance
     from shadowrun.recording.undeclared_writes import Watched
 

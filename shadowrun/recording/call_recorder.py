@@ -19,13 +19,13 @@ from shadowrun.errors import ShadowrunError, ShadowrunWarning
 from shadowrun.intercept.generated_code import GeneratedCode
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.intercept.user_call import own_call
-from shadowrun.recording.block_buffer import placement
 from shadowrun.recording.call_inputs import CPU, CallInputs, NewLeaf, NotedCall
 from shadowrun.recording.call_results import CallResults, flat, has_memory, tensors_with_memory
 from shadowrun.recording.data_flow import DataFlow, Leaf
+from shadowrun.recording.digests.pending_digests import PendingDigests, is_capturing, probe_again
+from shadowrun.recording.file_format.block_buffer import placement
 from shadowrun.recording.model import NONE, Kind
 from shadowrun.recording.native_calls import NativeCalls, State, make_native_calls
-from shadowrun.recording.pending_digests import PendingDigests, is_capturing, probe_again
 from shadowrun.recording.undeclared_writes import UndeclaredWrites
 from shadowrun.torch_private import is_distributed, local_part
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shadowrun.intercept.attribution import Attribution, Origin
-    from shadowrun.recording.block_buffer import BlockBuffer
     from shadowrun.recording.captured_inputs import CapturedInputs
+    from shadowrun.recording.file_format.block_buffer import BlockBuffer
     from shadowrun.recording.kernel_tracer import KernelTracer
     from shadowrun.recording.provenance import Provenance
     from shadowrun.recording.step_outputs import StepOutputs

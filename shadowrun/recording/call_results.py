@@ -9,7 +9,7 @@ import torch
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.platforms.backends import FUNCTIONALIZING
 from shadowrun.recording.data_flow import DataFlow, Leaf
-from shadowrun.recording.digests import digest_when_settled
+from shadowrun.recording.digests.tensor_digest import digest_when_settled
 from shadowrun.recording.model import NONE, Kind
 from shadowrun.replay.call import argument
 from shadowrun.torch_private import is_zero_tensor, schema_of
@@ -17,9 +17,9 @@ from shadowrun.torch_private import is_zero_tensor, schema_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shadowrun.recording.block_buffer import BlockBuffer
-    from shadowrun.recording.digests import Packed
-    from shadowrun.recording.pending_digests import PendingDigest, PendingDigests
+    from shadowrun.recording.digests.pending_digests import PendingDigest, PendingDigests
+    from shadowrun.recording.digests.tensor_digest import Packed
+    from shadowrun.recording.file_format.block_buffer import BlockBuffer
 
 __all__ = [
     "ITEM",

@@ -20,7 +20,7 @@ import torch
 from shadowrun.intercept import torchapi
 from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.platforms.backends import FUNCTIONALIZING
-from shadowrun.recording.number_formats import NUMBER_FORMATS
+from shadowrun.recording.digests.number_formats import NUMBER_FORMATS
 from shadowrun.replay.call import draws_random
 from shadowrun.store.captured_inputs import NotStorable, encode_value
 from shadowrun.store.validation import MAX_VALUE_BYTES
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from shadowrun.intercept.attribution import Origin
-    from shadowrun.recording.recording_writer import Writer
+    from shadowrun.recording.file_format.recording_writer import Writer
 
 __all__ = ["ALIGNMENT", "CALLS_EACH", "MAX_TENSORS", "CapturedArguments", "CapturedInputs"]
 

@@ -17,7 +17,7 @@ from shadowrun.platforms.torchplatform import below_autograd
 from shadowrun.recording import undeclared_writes
 from shadowrun.recording.call_results import ITEM, number_form
 from shadowrun.recording.data_flow import Leaf
-from shadowrun.recording.pending_digests import PendingDigest
+from shadowrun.recording.digests.pending_digests import PendingDigest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     import torch
 
     from shadowrun.intercept.attribution import Attribution
-    from shadowrun.recording.block_buffer import BlockBuffer
     from shadowrun.recording.call_results import CallResults
     from shadowrun.recording.data_flow import DataFlow
-    from shadowrun.recording.digests import Packed
+    from shadowrun.recording.digests.tensor_digest import Packed
+    from shadowrun.recording.file_format.block_buffer import BlockBuffer
     from shadowrun.recording.undeclared_writes import UndeclaredWrites
     from shadowrun.schedule.selection import Selection
 

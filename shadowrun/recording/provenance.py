@@ -15,15 +15,15 @@ import torch
 
 from shadowrun.platforms.device import resolve
 from shadowrun.platforms.fingerprint import versions
-from shadowrun.recording.pending_digests import packed
+from shadowrun.recording.digests.pending_digests import packed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import nn
 
-    from shadowrun.recording.digests import Packed
-    from shadowrun.recording.pending_digests import PendingDigest
+    from shadowrun.recording.digests.pending_digests import PendingDigest
+    from shadowrun.recording.digests.tensor_digest import Packed
 
 __all__ = ["Provenance", "at_start"]
 

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from shadowrun.intercept.torchapi import hidden_from_program, live_storage
-from shadowrun.recording.digests import pack
+from shadowrun.recording.digests.number_formats import NUMBER_FORMATS
+from shadowrun.recording.digests.pending_digests import is_capturing
+from shadowrun.recording.digests.tensor_digest import pack
 from shadowrun.recording.model import N_SAMPLES, NONE, OUTPUTS_BYTES, Kind, output_name
-from shadowrun.recording.number_formats import NUMBER_FORMATS
-from shadowrun.recording.pending_digests import is_capturing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shadowrun.recording.block_buffer import BlockBuffer, LastRow
     from shadowrun.recording.data_flow import DataFlow
+    from shadowrun.recording.file_format.block_buffer import BlockBuffer, LastRow
 
 __all__ = ["StepOutputs", "content_of"]
 

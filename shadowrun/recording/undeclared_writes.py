@@ -17,7 +17,7 @@ from shadowrun.intercept.plan import Action
 from shadowrun.intercept.torchapi import StorageWatch, hidden_from_program, storage_key
 from shadowrun.native import core
 from shadowrun.native import tensors as native
-from shadowrun.recording.digests import digest_when_settled, pack
+from shadowrun.recording.digests.tensor_digest import digest_when_settled, pack
 from shadowrun.recording.recorder import context_key
 from shadowrun.replay.copies import tensors_in, written_to
 from shadowrun.replay.memory_effects import GUARD_BYTES, bytes_of, is_plain, is_power
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from shadowrun.intercept.attribution import Origin
     from shadowrun.intercept.plan import OpPlan
-    from shadowrun.recording.digests import Packed
-    from shadowrun.recording.pending_digests import PendingDigest, PendingDigests
+    from shadowrun.recording.digests.pending_digests import PendingDigest, PendingDigests
+    from shadowrun.recording.digests.tensor_digest import Packed
 
 __all__ = ["Overwritten", "Schedule", "UndeclaredWrites", "WatchSchedule", "Watched", "make_schedule", "may_watch"]
 

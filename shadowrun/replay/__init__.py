@@ -1,1 +1,1 @@
-"""Running a call elsewhere, and judging what came out."""
+"""Runs each call of the program on the other platform too, and records what differs."""

@@ -10,8 +10,8 @@ import torch
 
 from shadowrun.intercept import torchapi
 from shadowrun.intercept.plan import Action, OpPlan
+from shadowrun.judge.cause.known_roundings import KnownRoundings
 from shadowrun.judge.judge import Judge
-from shadowrun.judge.known_roundings import KnownRoundings
 from shadowrun.judge.random_values import implausible
 from shadowrun.judge.remembered_bounds import RememberedBounds
 from shadowrun.native import core

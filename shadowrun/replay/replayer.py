@@ -17,8 +17,8 @@ from shadowrun.intercept.torchapi import with_isolated_warnings
 from shadowrun.intercept.user_call import own_call
 from shadowrun.replay.call import OVER_BUDGET, Call, CallRun, Treatment, TreatmentPolicy
 from shadowrun.replay.executor import WarningFilter
-from shadowrun.replay.native_handler import NativeHandler, PassThrough
-from shadowrun.replay.paths import Paths
+from shadowrun.replay.paths.build_paths import Paths
+from shadowrun.replay.paths.native_handler import NativeHandler, PassThrough
 from shadowrun.replay.postponed_calls import PostponedCalls
 
 if TYPE_CHECKING:

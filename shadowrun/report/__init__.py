@@ -143,7 +143,7 @@ def _cut(text: str, room: int) -> str:
 
 def summary_html(run: Source) -> str:
     """The operator table alone, for notebooks."""
-    from shadowrun.report.html import table_html
+    from shadowrun.report.formats.html import table_html
     from shadowrun.report.run_sections import operator_table
 
     return table_html(operator_table(run.summary()))

@@ -160,7 +160,7 @@ def notebook_api_coverage(coverage: ApiCoverage) -> ApiCoverage:
 
 
 def _html(text: str, columns: tuple[Column, ...], rows: tuple[tuple[Cell, ...], ...]) -> str:
-    from shadowrun.report.html import table_html  # imports jinja2
+    from shadowrun.report.formats.html import table_html  # imports jinja2
 
     return f"<p>{html.escape(text)}</p>{table_html(Table(columns, rows))}"
 

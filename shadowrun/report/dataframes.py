@@ -59,7 +59,7 @@ class Rows(list[T], Generic[T]):
     def _repr_html_(self) -> str | None:
         if self._table is None:
             return None
-        from shadowrun.report.html import table_html
+        from shadowrun.report.formats.html import table_html
 
         return table_html(self._table(self))
 
@@ -110,7 +110,7 @@ def write_records(records: Iterable[OpRecord], path: Path) -> int:
 
 
 def _write_csv(rows: Iterator[dict[str, Any]], path: Path) -> int:
-    from shadowrun.report.json_csv import csv_writer
+    from shadowrun.report.formats.json_csv import csv_writer
 
     n = 0
     with path.open("w", encoding="utf-8", errors="replace", newline="") as file:

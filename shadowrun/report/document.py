@@ -162,7 +162,7 @@ class View:
 
 def render_view(document: Document, view: View) -> str:
     """A document for a terminal, as `render` does."""
-    from shadowrun.report.terminal import render_terminal  # imports rich
+    from shadowrun.report.formats.terminal import render_terminal  # imports rich
 
     return render_terminal(_safe(document, "terminal"), view=view)
 
@@ -193,7 +193,8 @@ def render(document: Document, format: str) -> str:  # noqa: A002 - as in Run.wr
         )
     module, function = RENDERERS[name].split(":")
     # Imported here: JSON and CSV need neither rich nor jinja2.
-    renderer: Callable[[Document], str] = getattr(importlib.import_module(f"shadowrun.report.{module}"), function)
+    found = importlib.import_module(f"shadowrun.report.formats.{module}")
+    renderer: Callable[[Document], str] = getattr(found, function)
     return renderer(_safe(document, name))
 
 

@@ -50,7 +50,7 @@ from shadowrun.report.run_sections import (
 )
 from shadowrun.report.sanitize import clip, sanitize
 from shadowrun.report.source_report import source_section
-from shadowrun.store.combined_runs import are_ranks, name_runs
+from shadowrun.store.combine.combined_runs import are_ranks, name_runs
 from shadowrun.store.datafile import ENDED_EARLY
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
         SourceText,
         Step,
     )
-    from shadowrun.store.combined_runs import SourceRun
+    from shadowrun.store.combine.combined_runs import SourceRun
     from shadowrun.types import OpRecord, RunInfo, Status
 
 __all__ = ["Source", "run_document", "run_issues"]

@@ -40,7 +40,7 @@ from shadowrun.report.formatting import (
     short_site,
 )
 from shadowrun.report.sanitize import clip, sanitize
-from shadowrun.store.combined_runs import name_runs
+from shadowrun.store.combine.combined_runs import name_runs
 from shadowrun.store.records import REGION
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
         Skipped,
     )
     from shadowrun.analysis.drift_effects import Repair
-    from shadowrun.store.combined_runs import SourceRun
+    from shadowrun.store.combine.combined_runs import SourceRun
     from shadowrun.types import OpRecord
 
 __all__ = [

@@ -16,10 +16,10 @@ from shadowrun import sim
 from shadowrun.analysis import without_numbers
 from shadowrun.config import Config
 from shadowrun.errors import DataFileError, ShadowrunError, UsageError
-from shadowrun.intercept.checked_calls import check_call
-from shadowrun.intercept.op_allowlist import Refused, operator_named
 from shadowrun.intercept.plan import Action, OpPlan, make_plan
 from shadowrun.intercept.torchapi import as_in_handler
+from shadowrun.intercept.untrusted.checked_calls import check_call
+from shadowrun.intercept.untrusted.op_allowlist import Refused, operator_named
 from shadowrun.judge.decision_trace import Trace, recorded_steps
 from shadowrun.judge.judge import Judge
 from shadowrun.limits import bounded_memory
@@ -31,7 +31,7 @@ from shadowrun.replay.call import Call, CallRun, Role
 from shadowrun.replay.comparator import Comparator, bytes_for_oracle
 from shadowrun.replay.copies import copy_mutated
 from shadowrun.replay.executor import Executor
-from shadowrun.replay.platform_runs import PlatformRuns
+from shadowrun.replay.paths.platform_runs import PlatformRuns
 from shadowrun.repro.platform_setup import allowed_platforms, check_harmless
 from shadowrun.store import captured_inputs
 from shadowrun.types import Cause, Status, TensorDiff, Verdict

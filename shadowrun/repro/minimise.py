@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from shadowrun.intercept.checked_calls import check_call
-from shadowrun.intercept.op_allowlist import Refused, trusts_its_arguments
+from shadowrun.intercept.untrusted.checked_calls import check_call
+from shadowrun.intercept.untrusted.op_allowlist import Refused, trusts_its_arguments
 from shadowrun.operators.case import exact_copy
 from shadowrun.operators.vendor_ops import COUNTERPARTS
 from shadowrun.replay.copies import tensors_in

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from shadowrun.judge.bounds import floor
+from shadowrun.judge.rounding.bounds import floor
 from shadowrun.types import Cause
 
 if TYPE_CHECKING:

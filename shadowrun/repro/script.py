@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shadowrun.analysis import Finding
     from shadowrun.repro.platform_setup import PlatformSetup
     from shadowrun.repro.result_checks import Check
-    from shadowrun.store.combined_runs import SourceRun
+    from shadowrun.store.combine.combined_runs import SourceRun
 
 __all__ = [
     "EXIT_STATUS",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shadowrun.errors import ShadowrunWarning
 from shadowrun.run.run import SLOW_RATIO, Run
 from shadowrun.settings import read_settings
-from shadowrun.store.combine import choose, combine_files
+from shadowrun.store.combine.combine_files import choose, combine_files
 from shadowrun.store.datafile import DataFile
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from shadowrun.repro import Repro
     from shadowrun.repro.call_replayer import Explanation
     from shadowrun.settings import KnownLine
-    from shadowrun.store.combined_runs import SourceRun
+    from shadowrun.store.combine.combined_runs import SourceRun
     from shadowrun.types import OpRecord, RunInfo
 
 __all__ = ["Run"]

@@ -17,8 +17,8 @@ from shadowrun.store import connect
 from shadowrun.store.call_pages import last_of
 from shadowrun.store.captured_inputs import clear, folder_of, temporary_folder
 from shadowrun.store.codec import decode_info, encode_info
-from shadowrun.store.combined_runs import SourceRun, block_of, read_sources
-from shadowrun.store.retention import RetentionLimit
+from shadowrun.store.combine.combined_runs import SourceRun, block_of, read_sources
+from shadowrun.store.fold_old_calls import RetentionLimit
 from shadowrun.store.write_buffer import INTERNED, MAX_FIRST_NUMBER, PendingRows
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from shadowrun.platforms.cpu import missing_instructions
 from shadowrun.platforms.fingerprint import fingerprint
 from shadowrun.platforms.settings import PYTHON, environment
 from shadowrun.platforms.spec import parse
-from shadowrun.recording.recording_file import read
-from shadowrun.recording.recording_writer import SUFFIX
+from shadowrun.recording.file_format.recording_file import read
+from shadowrun.recording.file_format.recording_writer import SUFFIX
 from shadowrun.report import save
 from shadowrun.report.document import Column, Document, Fact, Limits, Note, Records, Table
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from shadowrun.cli.commands.run import option_defaults
 from shadowrun.cli.main import COMMANDS, build_parser, main
-from shadowrun.cli.run import option_defaults
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = ROOT / "examples" / "ci_workflows"

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import shadowrun
-from shadowrun.cli.explain import find_page, page_names
+from shadowrun.cli.commands.explain import find_page, page_names
 from shadowrun.cli.main import main
 from shadowrun.errors import UsageError
 from shadowrun.judge.describe_facts import describe, page

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from shadowrun.cli.main import main
-from shadowrun.recording.recording_file import read
+from shadowrun.recording.file_format.recording_file import read
 
 PROGRAM = """
 import os, sys, torch

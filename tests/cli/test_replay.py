@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from shadowrun.cli.main import main
-from shadowrun.recording.recording_file import read
+from shadowrun.recording.file_format.recording_file import read
 
 PROGRAM = """
 import sys, torch

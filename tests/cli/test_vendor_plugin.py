@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import shadowrun
-from shadowrun.cli import campaign
+from shadowrun.cli.studies import campaign
 from shadowrun.errors import UsageError
 from shadowrun.platforms import backends, devices, plugin_file, unsupported
 

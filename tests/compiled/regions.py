@@ -5,7 +5,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import shadowrun
-from shadowrun.compiled.torchregions import CodeOfGraph
+from shadowrun.compiled.regions.torchregions import CodeOfGraph
 
 CODE = getattr(operators, "InductorCompiledCallable", CodeOfGraph)
 """What torch hands to the operator of a region; torch 2.11 has no class for it."""

@@ -13,9 +13,10 @@ from torch import fx
 import shadowrun
 from shadowrun import DataFileError, UsageError
 from shadowrun.cli.main import main
-from shadowrun.compiled import graph_text, inductor_rng
-from shadowrun.compiled.captured_region import CapturedRegion
+from shadowrun.compiled import graph_text
 from shadowrun.compiled.compile_spec import CompileSpec
+from shadowrun.compiled.regions import inductor_rng
+from shadowrun.compiled.regions.captured_region import CapturedRegion
 from shadowrun.repro import script as scripting
 from shadowrun.store import captured_inputs
 from shadowrun.types import Permissions

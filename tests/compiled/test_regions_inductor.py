@@ -12,7 +12,7 @@ from torch._inductor.output_code import CompiledFxGraph
 from torch.nn import functional as F
 
 from shadowrun import Status
-from shadowrun.compiled import inductor_rng, torchregions
+from shadowrun.compiled.regions import inductor_rng, torchregions
 from tests.compiled.models import make
 from tests.compiled.regions import CODE, Small, compare
 

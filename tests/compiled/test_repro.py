@@ -93,8 +93,8 @@ def test_a_backend_without_a_name_of_its_own_is_refused(tmp_path):
 def test_the_graph_of_a_script_is_the_graph():
     """Constants become inputs, tuples keep the members that are used, infinities have their names."""
     from shadowrun.compiled.backend import CheckedBackend
-    from shadowrun.compiled.captured_region import constants_as_inputs
     from shadowrun.compiled.compile_spec import CompileSpec
+    from shadowrun.compiled.regions.captured_region import constants_as_inputs
     from shadowrun.compiled.repro import graph_fields
     from shadowrun.repro.script import ScriptSpec, render
 

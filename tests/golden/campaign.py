@@ -1,9 +1,9 @@
 """A made-up campaign with everything a report can show: two platforms, compiled code, known, new and gone causes."""
 
-from shadowrun.studies.campaign.cause_report import CauseFile
+from shadowrun.studies.campaign.causes.cause_report import CauseFile
+from shadowrun.studies.campaign.causes.root_causes import Seen, root_causes
 from shadowrun.studies.campaign.oracles import FIRED, to_mask
-from shadowrun.studies.campaign.root_causes import Seen, root_causes
-from shadowrun.studies.campaign.runner import VariantFinding
+from shadowrun.studies.campaign.run_variants import VariantFinding
 from shadowrun.studies.campaign.summary import Platform, Session, Summary, count_oracles
 
 MM = VariantFinding(

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import shadowrun
-from shadowrun.recording.digests import digest_when_settled, pack, unpack
-from shadowrun.recording.number_formats import NUMBER_FORMATS
-from shadowrun.recording.pending_digests import PendingDigests, digest_method
-from shadowrun.recording.recording_file import read
+from shadowrun.recording.digests.number_formats import NUMBER_FORMATS
+from shadowrun.recording.digests.pending_digests import PendingDigests, digest_method
+from shadowrun.recording.digests.tensor_digest import digest_when_settled, pack, unpack
+from shadowrun.recording.file_format.recording_file import read
 from tests.recording.test_digests import REAL, SHAPES, agree, random_bits
 
 

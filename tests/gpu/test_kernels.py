@@ -3,8 +3,8 @@
 import torch
 
 import shadowrun
+from shadowrun.recording.file_format.recording_file import read
 from shadowrun.recording.kernel_paths import path_of
-from shadowrun.recording.recording_file import read
 
 
 def test_kernels_of_a_gpu(tmp_path, capfd):

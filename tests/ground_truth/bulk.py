@@ -17,11 +17,11 @@ from unittest import mock
 
 import torch
 
-from shadowrun.judge import closeness
-from shadowrun.judge.hypotheses import CERTAIN
+from shadowrun.judge.cause.hypotheses import CERTAIN
+from shadowrun.judge.cause.known_roundings import KnownRoundings
 from shadowrun.judge.judge import Judge
-from shadowrun.judge.known_roundings import KnownRoundings
 from shadowrun.judge.remembered_bounds import RememberedBounds
+from shadowrun.judge.rounding import closeness
 from shadowrun.types import Cause
 from tests.case_kit import make_case
 

@@ -24,10 +24,10 @@ from collections import Counter
 from pathlib import Path
 
 from shadowrun import sim
+from shadowrun.studies.campaign.causes.root_causes import Seen, root_causes, signature
 from shadowrun.studies.campaign.oracles import FIRED, ORACLES, from_mask
-from shadowrun.studies.campaign.recipe_generator import Generator
-from shadowrun.studies.campaign.root_causes import Seen, root_causes, signature
-from shadowrun.studies.campaign.runner import TARGET, RunnerSettings, VariantRunner
+from shadowrun.studies.campaign.run_variants import TARGET, RunnerSettings, VariantRunner
+from shadowrun.studies.campaign.variants.recipe_generator import Generator
 from shadowrun.types import Status
 
 _KINDS = {

@@ -19,7 +19,7 @@ import torch
 
 import shadowrun
 from shadowrun import sim
-from shadowrun.recording.recording_file import read
+from shadowrun.recording.file_format.recording_file import read
 from shadowrun.sim import CATALOGUE
 from shadowrun.studies.diff.compare import Outcome
 from shadowrun.studies.diff.recordings import diff_recordings

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import shadowrun
 from shadowrun import sim
-from shadowrun.recording.captured_reader import CapturedFile
-from shadowrun.recording.recording_file import read
+from shadowrun.recording.file_format.captured_reader import CapturedFile
+from shadowrun.recording.file_format.recording_file import read
 from shadowrun.sim import CATALOGUE
 from shadowrun.studies.replay.outcomes import Outcome
 from shadowrun.studies.replay.replay_recording import replay

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shadowrun.replay import snapshots
+from shadowrun.replay.paths import snapshots
 from shadowrun.sim import CATALOGUE
 from tests.ground_truth.test_flaws import check_found
 

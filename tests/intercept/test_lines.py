@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import shadowrun
-from shadowrun.cli import demo_models
+from shadowrun.cli.commands import demo_models
 from shadowrun.intercept import call_sites
 from shadowrun.report.formatting import short_site
 
@@ -82,7 +82,7 @@ def test_the_demo_s_lines_are_the_user_s_where_shadowrun_is_installed_too(monkey
     with shadowrun.compare("cpu[threads=1]") as run:
         list(demo_models.train_digits(images, labels, 1))
     found = {record.call.site.partition(":")[0] for record in run.records()}
-    assert found == {"cli/demo_models.py"}
+    assert found == {"cli/commands/demo_models.py"}
     assert all("(" not in site for site in sites(run)), "no line of a library"
 
 

@@ -27,7 +27,7 @@ PLACES = {
     "platforms/torchplatform.py": "cpu[threads=1]",
     "sim/device.py": "sim",
     "compiled/torchcompile.py": "compiled",
-    "compiled/torchregions.py": "compiled",
+    "compiled/regions/torchregions.py": "compiled",
 }
 """Modules that ask for what they cannot do without, and a platform on which a comparison imports them: ``compiled`` is
 ``cpu[threads=1]`` with ``compiled=True``."""

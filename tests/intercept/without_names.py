@@ -86,7 +86,7 @@ def outcome(path: str, platform: str) -> dict[str, object]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             if compiled:
-                importlib.import_module("shadowrun.compiled.regions")
+                importlib.import_module("shadowrun.compiled.regions.compare_regions")
                 setattr(found(owner), name, value)  # torch itself needs it
                 platform = "cpu[threads=1]"
             run = shadowrun.compare(platform, ref="cpu", compiled=compiled)

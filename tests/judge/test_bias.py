@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from shadowrun.judge.bias import error_factor
 from shadowrun.judge.judge import Judge
+from shadowrun.judge.rounding.bias import error_factor
 from shadowrun.types import Cause, Status
 from tests.ground_truth.sensitivity import (
     ROWS,

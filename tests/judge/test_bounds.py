@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from shadowrun.judge.bounds import has_one_stage, partial_sums
 from shadowrun.judge.judge import Judge
+from shadowrun.judge.rounding.bounds import has_one_stage, partial_sums
 from shadowrun.types import Status
 from tests.ground_truth.short_dtypes import one_thread
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from shadowrun import Status
 from shadowrun.judge import judgement
-from shadowrun.judge.closeness import MAX_TERMS, ClosenessCheck
-from shadowrun.judge.device_closeness import allowed_ulp, needs_judge, squared_arguments, sum_tolerance
-from shadowrun.judge.hypotheses import to_tf32
+from shadowrun.judge.cause.hypotheses import to_tf32
 from shadowrun.judge.judge import Judge
 from shadowrun.judge.oracle import MANY_RUNS, Oracle
+from shadowrun.judge.rounding.closeness import MAX_TERMS, ClosenessCheck
+from shadowrun.judge.rounding.device_closeness import allowed_ulp, needs_judge, squared_arguments, sum_tolerance
 from shadowrun.numerics.diff import diff
 from tests.case_kit import make_case
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from shadowrun.judge.cause.known_roundings import KnownRoundings
 from shadowrun.judge.judge import Judge
-from shadowrun.judge.known_roundings import KnownRoundings
 from shadowrun.types import Cause, Status
 from tests.case_kit import make_case
 from tests.ground_truth.bulk import ROUNDINGS, compare

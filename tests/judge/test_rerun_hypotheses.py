@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import shadowrun
-from shadowrun.judge import hypotheses
+from shadowrun.judge.cause import hypotheses
 from shadowrun.judge.judge import Judge
 from shadowrun.judge.oracle import Oracle
 from shadowrun.types import Cause, Status

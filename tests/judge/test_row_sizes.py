@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from shadowrun import Status
-from shadowrun.judge.closeness import ClosenessCheck
 from shadowrun.judge.judge import Judge
 from shadowrun.judge.oracle import MANY_RUNS, Oracle
-from shadowrun.judge.row_sizes import has_row_sizes, row_sizes
+from shadowrun.judge.rounding.closeness import ClosenessCheck
+from shadowrun.judge.rounding.row_sizes import has_row_sizes, row_sizes
 from shadowrun.numerics.diff import diff
 
 aten = torch.ops.aten

@@ -13,7 +13,8 @@ import shadowrun
 from shadowrun.intercept import attribution
 from shadowrun.numerics import bits
 from shadowrun.recording import recorder
-from shadowrun.replay import comparator, native_handler, same_device
+from shadowrun.replay import comparator
+from shadowrun.replay.paths import native_handler, same_device
 from tests.transparency.checking import Outcome, differences, seed
 
 if TYPE_CHECKING:

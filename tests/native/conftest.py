@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 import shadowrun
-from shadowrun.replay import native_handler, same_device
+from shadowrun.replay.paths import native_handler, same_device
 from tests.native.both_ways import in_python
 
 

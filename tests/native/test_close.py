@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from shadowrun import Status, native
 from shadowrun.intercept import dispatch
 from shadowrun.operators.facts import ulp_bound
-from shadowrun.replay import native_handler, same_device
+from shadowrun.replay.paths import native_handler, same_device
 from tests.native.both_ways import both_ways, records
 
 pytestmark = pytest.mark.skipif(native.core is None, reason="there is no compiled part to compare with")

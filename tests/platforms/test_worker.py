@@ -25,11 +25,11 @@ from shadowrun.platforms.spec import parse
 from shadowrun.platforms.worker import client
 from shadowrun.platforms.worker.channel import Channel
 from shadowrun.platforms.worker.client import Unsendable, Worker, WorkerDied
-from shadowrun.replay import cross_device
 from shadowrun.replay.call import Call, CallRun, Role
-from shadowrun.replay.cross_device import CrossDevicePath
 from shadowrun.replay.executor import Executor
-from shadowrun.replay.platform_runs import return_to_program
+from shadowrun.replay.paths import cross_device
+from shadowrun.replay.paths.cross_device import CrossDevicePath
+from shadowrun.replay.paths.platform_runs import return_to_program
 
 ONE = (1, (0,))
 SPEC = "cpu[isa=default,threads=1]"

@@ -17,10 +17,10 @@ from torch import nn
 import shadowrun
 from shadowrun.errors import DataFileError
 from shadowrun.recording.captured_inputs import CALLS_EACH
-from shadowrun.recording.captured_reader import CapturedFile, TooLarge
-from shadowrun.recording.digests import digest
+from shadowrun.recording.digests.tensor_digest import digest
+from shadowrun.recording.file_format.captured_reader import CapturedFile, TooLarge
+from shadowrun.recording.file_format.recording_file import read
 from shadowrun.recording.model import NONE, Kind
-from shadowrun.recording.recording_file import read
 from shadowrun.replay.copies import tensors_in
 
 MAX = 1 << 30
@@ -290,7 +290,7 @@ def test_replay_says_why_inputs_are_missing(path, capsys):
 
 
 def test_a_full_disk_ends_the_capture_and_not_the_program(path, monkeypatch):
-    from shadowrun.recording.recording_writer import Writer
+    from shadowrun.recording.file_format.recording_writer import Writer
 
     def full(*_):
         raise sqlite3.OperationalError("database or disk is full")

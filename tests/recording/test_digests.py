@@ -20,13 +20,13 @@ import shadowrun
 from shadowrun import sim
 from shadowrun.native import core
 from shadowrun.numerics.hash_ladder import ladder
-from shadowrun.recording import digests
-from shadowrun.recording.digest_operators import digest_parts
-from shadowrun.recording.digests import Digest, Packed, digest, digest_rows, pack, unpack
+from shadowrun.recording.digests import tensor_digest
+from shadowrun.recording.digests.digest_operators import digest_parts
+from shadowrun.recording.digests.number_formats import NUMBER_FORMATS, Encoding
+from shadowrun.recording.digests.pending_digests import PendingDigests, digest_method
+from shadowrun.recording.digests.tensor_digest import Digest, Packed, digest, digest_rows, pack, unpack
+from shadowrun.recording.file_format.recording_file import read
 from shadowrun.recording.model import RESULT, sample_positions
-from shadowrun.recording.number_formats import NUMBER_FORMATS, Encoding
-from shadowrun.recording.pending_digests import PendingDigests, digest_method
-from shadowrun.recording.recording_file import read
 
 REAL = sorted(NUMBER_FORMATS, key=str)
 COMPLEX = [torch.complex32, torch.complex64, torch.complex128]
@@ -72,7 +72,7 @@ def by_c(t: torch.Tensor, instructions: str) -> Digest:
 
 
 def by_numpy(t: torch.Tensor) -> Digest:
-    found = digests._in_numpy(t, 0)
+    found = tensor_digest._in_numpy(t, 0)
     assert found is not None
     return unpack(found)
 
@@ -202,8 +202,8 @@ def test_memory_that_is_not_aligned(instructions):
 
 
 def without_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "core", None)
-    monkeypatch.setattr(digests, "_quickly", digests._in_numpy)
+    monkeypatch.setattr(tensor_digest, "core", None)
+    monkeypatch.setattr(tensor_digest, "_quickly", tensor_digest._in_numpy)
 
 
 SHAPES = {
@@ -424,7 +424,7 @@ def test_a_device_that_went_wrong_is_digested_by_the_cpu(tmp_path, clean_sim):
 
 def test_the_same_without_the_c_extension():
     code = (
-        "import torch; from shadowrun.native import core; from shadowrun.recording.digests import pack\n"
+        "import torch; from shadowrun.native import core; from shadowrun.recording.digests.tensor_digest import pack\n"
         "torch.manual_seed(0); assert core is None\n"
         "print([[part.hex() for part in pack(torch.randn(n, 3), 2)[1:]] for n in (0, 1, 50, 30_000)])"
     )

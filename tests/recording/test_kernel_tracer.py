@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 import shadowrun
 from shadowrun.platforms.cpu import CpuSettings
+from shadowrun.recording.file_format.recording_file import read
 from shadowrun.recording.kernel_paths import path_of
 from shadowrun.recording.kernel_tracer import CStdout, KernelTracer, accelerator_parts
-from shadowrun.recording.recording_file import read
 
 
 def c_stdout_or_reason():

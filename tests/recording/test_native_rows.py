@@ -14,9 +14,10 @@ import torch
 import shadowrun
 from shadowrun.intercept import attribution
 from shadowrun.native import core, tensors
-from shadowrun.recording import block_buffer, call_recorder, data_flow, native_calls, undeclared_writes
+from shadowrun.recording import call_recorder, data_flow, native_calls, undeclared_writes
 from shadowrun.recording.call_inputs import CallInputs
-from shadowrun.recording.recording_file import read
+from shadowrun.recording.file_format import block_buffer
+from shadowrun.recording.file_format.recording_file import read
 from tests.models import assert_same, digits, tokens, train
 
 needs_c = pytest.mark.skipif(core is None or not tensors.reads_places, reason="needs the C extension")

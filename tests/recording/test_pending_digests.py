@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import shadowrun
-from shadowrun.recording import pending_digests
-from shadowrun.recording.digest_operators import Found, digest_parts
-from shadowrun.recording.digests import digest_when_settled, pack, unpack
-from shadowrun.recording.number_formats import NUMBER_FORMATS
-from shadowrun.recording.pending_digests import PendingDigest, PendingDigests, digest_method
-from shadowrun.recording.recording_file import read
+from shadowrun.recording.digests import pending_digests
+from shadowrun.recording.digests.digest_operators import Found, digest_parts
+from shadowrun.recording.digests.number_formats import NUMBER_FORMATS
+from shadowrun.recording.digests.pending_digests import PendingDigest, PendingDigests, digest_method
+from shadowrun.recording.digests.tensor_digest import digest_when_settled, pack, unpack
+from shadowrun.recording.file_format.recording_file import read
 from tests.recording.test_digests import REAL, agree, random_bits
 
 
@@ -154,7 +154,7 @@ def test_a_device_that_fails_costs_the_block_and_not_the_program(tmp_path, monke
 
 
 def test_a_call_that_is_dropped_leaves_no_digest_behind(tmp_path, monkeypatch):
-    from shadowrun.recording.block_buffer import BlockBuffer
+    from shadowrun.recording.file_format.block_buffer import BlockBuffer
 
     def broken(self, *_):
         raise ZeroDivisionError("ours")
@@ -179,10 +179,10 @@ def test_the_kernel_agrees_with_the_operators():
     code = """
 import numpy as np
 import torch
-from shadowrun.recording.digest_kernel import digest_parts_by_kernel
-from shadowrun.recording.digest_operators import Parts, ROW, digest_parts
-from shadowrun.recording.number_formats import NUMBER_FORMATS, Encoding
-from shadowrun.recording.pending_digests import _agree
+from shadowrun.recording.digests.digest_kernel import digest_parts_by_kernel
+from shadowrun.recording.digests.digest_operators import Parts, ROW, digest_parts
+from shadowrun.recording.digests.number_formats import NUMBER_FORMATS, Encoding
+from shadowrun.recording.digests.pending_digests import _agree
 from tests.recording.test_digests import random_bits
 
 parts = Parts(*np.array([(0, 5, 0), (ROW, ROW, 0), (2 * ROW, 36 * ROW - 3, 2 * ROW)]).T)

@@ -11,9 +11,9 @@ import pytest
 
 import shadowrun
 from shadowrun.cli.main import main
-from shadowrun.recording.captured_reader import CapturedFile
+from shadowrun.recording.file_format.captured_reader import CapturedFile
+from shadowrun.recording.file_format.recording_file import read, read_all
 from shadowrun.recording.model import Kind
-from shadowrun.recording.recording_file import read, read_all
 from shadowrun.studies.diff.compare import Outcome
 from shadowrun.studies.diff.recordings import diff_recordings
 

@@ -15,9 +15,9 @@ import torch
 
 import shadowrun
 from shadowrun.recording.call_inputs import CallInputs
-from shadowrun.recording.digests import digest, pack
+from shadowrun.recording.digests.tensor_digest import digest, pack
+from shadowrun.recording.file_format.recording_file import read
 from shadowrun.recording.model import Kind
-from shadowrun.recording.recording_file import read
 from tests.models import assert_same, digits, tokens, train
 
 
@@ -404,7 +404,7 @@ def test_a_failure_of_ours_is_one_warning(path, monkeypatch):
 
 
 def test_a_file_that_cannot_be_written_ends_the_recording(path, monkeypatch):
-    from shadowrun.recording.recording_writer import Writer
+    from shadowrun.recording.file_format.recording_writer import Writer
 
     def full(*_):
         raise OSError("no space left")
@@ -588,8 +588,8 @@ with shadowrun.record("a.shadowrec") as run:
 def test_compiled_code_is_recorded_where_it_calls_operators_and_nothing_is_stale(tmp_path):
     body = """
 from shadowrun.recording.call_inputs import CallInputs
-from shadowrun.recording.digests import digest
-from shadowrun.recording.recording_file import read
+from shadowrun.recording.digests.tensor_digest import digest
+from shadowrun.recording.file_format.recording_file import read
 from pathlib import Path
 seen, note = [], CallInputs.note
 def noting(self, noted, a, form):
@@ -624,9 +624,9 @@ assert [r.ladder(row).tolist() for row in r.inputs.tolist()] == seen
 def test_parents_are_known_around_compiled_code(tmp_path):
     body = """
 from pathlib import Path
-from shadowrun.recording.digests import digest
+from shadowrun.recording.digests.tensor_digest import digest
 from shadowrun.recording.model import Kind
-from shadowrun.recording.recording_file import read
+from shadowrun.recording.file_format.recording_file import read
 def compiled_part(x, state):
     state.add_(1)
     return (x @ x).sin() * state

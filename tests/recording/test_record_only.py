@@ -8,8 +8,8 @@ from torch import nn
 
 import shadowrun
 from shadowrun import Phase, Status
-from shadowrun.replay import same_device
 from shadowrun.replay.executor import Executor
+from shadowrun.replay.paths import same_device
 
 
 def train(model, optimizer, x):

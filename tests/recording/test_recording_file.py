@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from shadowrun.errors import DataFileError
-from shadowrun.recording import block_reader, recording_file, recording_writer
+from shadowrun.recording.file_format import block_reader, recording_file, recording_writer
+from shadowrun.recording.file_format.recording_file import read
+from shadowrun.recording.file_format.recording_writer import Block, Writer
 from shadowrun.recording.model import CALL, RESULT, Context, Form, Kind, Process, sample_positions
-from shadowrun.recording.recording_file import read
-from shadowrun.recording.recording_writer import Block, Writer
 from shadowrun.types import Phase
 
 
@@ -85,7 +85,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_reading_imports_no_torch(path):
-    code = "import sys; from pathlib import Path; from shadowrun.recording.recording_file import read; "
+    code = "import sys; from pathlib import Path; from shadowrun.recording.file_format.recording_file import read; "
     code += "read(Path(sys.argv[1])); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == 0
 

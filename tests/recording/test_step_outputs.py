@@ -16,8 +16,8 @@ import shadowrun
 from shadowrun.cli.main import main
 from shadowrun.errors import DataFileError
 from shadowrun.recording import step_outputs
+from shadowrun.recording.file_format.recording_file import read, read_all
 from shadowrun.recording.model import OUTPUTS_BYTES
-from shadowrun.recording.recording_file import read, read_all
 
 N = 200
 

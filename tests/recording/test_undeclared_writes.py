@@ -13,10 +13,10 @@ import shadowrun
 from shadowrun import sim
 from shadowrun.intercept.plan import make_plan
 from shadowrun.recording import undeclared_writes
-from shadowrun.recording.digests import digest
+from shadowrun.recording.digests.pending_digests import PendingDigests
+from shadowrun.recording.digests.tensor_digest import digest
+from shadowrun.recording.file_format.recording_file import read
 from shadowrun.recording.model import Kind
-from shadowrun.recording.pending_digests import PendingDigests
-from shadowrun.recording.recording_file import read
 from shadowrun.recording.undeclared_writes import UndeclaredWrites
 from shadowrun.report.document import render
 from shadowrun.studies.diff.compare import Outcome, is_undeclared

@@ -15,7 +15,7 @@ import torch
 
 import shadowrun
 from shadowrun import Status, UsageError
-from shadowrun.replay import paths, pipeline, snapshots
+from shadowrun.replay.paths import build_paths, pipeline, snapshots
 from shadowrun.report.formatting import overhead
 from shadowrun.sim.stream import STREAM
 from tests.models import assert_same, digits, tokens, train
@@ -82,7 +82,7 @@ def test_training_is_unchanged_and_all_calls_match(make, sharing):
 
 @pytest.mark.parametrize("make", [digits, tokens])
 def test_a_tiny_queue_and_little_memory_report_nothing(make, sharing, monkeypatch):
-    monkeypatch.setattr(paths, "_MAX_PENDING", 1)
+    monkeypatch.setattr(build_paths, "_MAX_PENDING", 1)
     plain = train(make, "sim", steps=6)
     run = shadowrun.compare("sim", max_bytes=200_000)
     assert_same(train(make, "sim", steps=6, run=run), plain)
@@ -108,7 +108,7 @@ def test_the_same_calls_get_the_same_records_in_the_same_order(sharing):
 
 
 def test_no_call_waits_for_the_device(sharing, monkeypatch):
-    monkeypatch.setattr(paths, "_MAX_PENDING", 1000)  # a full queue makes the program wait: on a busy machine
+    monkeypatch.setattr(build_paths, "_MAX_PENDING", 1000)  # a full queue makes the program wait: on a busy machine
     x = torch.randn(64, 64).to("sim")
     with shadowrun.compare("sim", slow_ratio=1e9) as run:
         chain(x)  # the first call of an operator is run twice, to hear its warnings
@@ -431,7 +431,7 @@ def test_it_can_be_switched_off_and_insisted_on(clean_sim):
 
 
 def test_a_slow_reference_is_waited_for_by_the_queue_alone(monkeypatch):
-    monkeypatch.setattr(paths, "_MAX_PENDING", 4)
+    monkeypatch.setattr(build_paths, "_MAX_PENDING", 4)
     original = snapshots.Copies.wait
     monkeypatch.setattr(snapshots.Copies, "wait", lambda self: (time.sleep(0.002), original(self))[1])
     with shadowrun.compare("sim") as run:

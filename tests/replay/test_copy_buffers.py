@@ -7,9 +7,10 @@ import torch
 
 import shadowrun
 from shadowrun import Status
-from shadowrun.replay import input_copies, same_device
+from shadowrun.replay import input_copies
 from shadowrun.replay.executor import Executor
 from shadowrun.replay.input_copies import CopyBuffers
+from shadowrun.replay.paths import same_device
 
 
 @pytest.fixture

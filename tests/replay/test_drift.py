@@ -10,10 +10,10 @@ import shadowrun
 from shadowrun.intercept import torchapi
 from shadowrun.intercept.plan import make_plan
 from shadowrun.platforms.device import resolve
-from shadowrun.replay import native_handler, same_device
 from shadowrun.replay.call import Call, CallRun, Role
 from shadowrun.replay.drift import Drift
 from shadowrun.replay.executor import Executor
+from shadowrun.replay.paths import native_handler, same_device
 
 aten = torch.ops.aten
 ON_TARGET = Role(torch.device("cpu"), on_target=True, on_ref=False, shared=True)

@@ -6,8 +6,8 @@ import torch
 
 import shadowrun
 from shadowrun import Status
-from shadowrun.replay import same_device
 from shadowrun.replay.executor import Executor
+from shadowrun.replay.paths import same_device
 from shadowrun.replay.slow_calls import SlowCalls
 
 

@@ -7,8 +7,8 @@ import shadowrun
 from shadowrun import Cause, Status
 from shadowrun.platforms import torchplatform
 from shadowrun.platforms.device import device_settings
-from shadowrun.replay import two_settings
 from shadowrun.replay.memory_effects import MemoryEffects
+from shadowrun.replay.paths import two_settings
 from shadowrun.sim.stream import STREAM
 from tests.models import assert_same, digits, tokens, train
 

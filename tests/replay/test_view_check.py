@@ -7,7 +7,7 @@ import shadowrun
 from shadowrun import Cause, Status
 from shadowrun.intercept.plan import make_plan
 from shadowrun.replay.call import Call, Role
-from shadowrun.replay.view_check import ViewCheck, view_on_meta
+from shadowrun.replay.paths.view_check import ViewCheck, view_on_meta
 from shadowrun.types import Phase
 
 aten = torch.ops.aten
@@ -93,7 +93,7 @@ def test_what_cannot_be_derived_is_left_alone():
 
 
 def test_a_wrong_view_of_a_device_is_a_mismatch(clean_sim, monkeypatch):
-    from shadowrun.replay import view_check
+    from shadowrun.replay.paths import view_check
 
     monkeypatch.setattr(view_check, "view_on_meta", lambda plan, args, kwargs: torch.empty(9, device="meta"))
     with shadowrun.compare("sim") as run:

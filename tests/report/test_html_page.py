@@ -27,8 +27,8 @@ from shadowrun.report.document import (
     render,
 )  # fmt: skip
 from shadowrun.report.document_blocks import naming
-from shadowrun.report.help_texts import HELP
-from shadowrun.report.html import MAX_BYTES
+from shadowrun.report.formats.help_texts import HELP
+from shadowrun.report.formats.html import MAX_BYTES
 from shadowrun.run import Run
 from shadowrun.store import DataFile
 from shadowrun.types import Cause, Phase, RunInfo, Status, Verdict

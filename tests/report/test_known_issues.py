@@ -9,9 +9,9 @@ import pytest
 
 from shadowrun import report
 from shadowrun.analysis import MinTolerance
+from shadowrun.report.formats.terminal import render_terminal
 from shadowrun.report.formatting import min_tolerance_text
 from shadowrun.report.run_report import run_document
-from shadowrun.report.terminal import render_terminal
 from shadowrun.run import Run
 from shadowrun.settings import KnownLine
 

@@ -22,9 +22,9 @@ import pytest
 from shadowrun import report
 from shadowrun.errors import UsageError
 from shadowrun.report.document import Document, Fact, Facts, Records, render
+from shadowrun.report.formats.terminal import render_terminal
 from shadowrun.report.formatting import overhead, percent
 from shadowrun.report.run_report import run_document
-from shadowrun.report.terminal import render_terminal
 from shadowrun.run import Run
 from shadowrun.store import DataFile
 from shadowrun.types import Cause, Phase, RunInfo, Status, TensorDiff, TensorMeta, Verdict

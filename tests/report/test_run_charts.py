@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from shadowrun import report
-from shadowrun.report.html import MAX_BYTES
+from shadowrun.report.formats.html import MAX_BYTES
 from shadowrun.report.run_charts import histogram
 from shadowrun.run import Run
 from shadowrun.store import DataFile

@@ -18,8 +18,8 @@ from shadowrun.errors import DataFileError, ShadowrunWarning
 from shadowrun.run import Run, combine, load
 from shadowrun.store import DataFile
 from shadowrun.store import connect as opening
-from shadowrun.store.combine import choose, name_together
-from shadowrun.store.combined_runs import ranges
+from shadowrun.store.combine.combine_files import choose, name_together
+from shadowrun.store.combine.combined_runs import ranges
 from shadowrun.types import Cause, Phase, RunInfo, Status, TensorDiff, TensorMeta, Verdict
 
 MATCH = Verdict(Status.MATCH)

@@ -10,7 +10,7 @@ import pytest
 
 import shadowrun
 from shadowrun.store import DataFile
-from shadowrun.store.combine import combine_files
+from shadowrun.store.combine.combine_files import combine_files
 from shadowrun.store.schema import SCHEMA_VERSION
 from shadowrun.types import Cause, Phase, RunInfo, Status, TensorDiff, TensorMeta, Verdict
 

@@ -28,8 +28,8 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from shadowrun.intercept.checked_calls import _Copies, check_call
-from shadowrun.intercept.op_allowlist import Refused, check_operator
+from shadowrun.intercept.untrusted.checked_calls import _Copies, check_call
+from shadowrun.intercept.untrusted.op_allowlist import Refused, check_operator
 from shadowrun.operators.vendor_ops import COUNTERPARTS
 
 MAX_ELEMENTS, MAX_CALLS, MAX_MEMORY = 5000, 6, 3 << 30

@@ -18,26 +18,26 @@ from shadowrun.compiled import graph_text
 from shadowrun.compiled.graph import Graph, Snapshot
 from shadowrun.compiled.rounding import RandomResults
 from shadowrun.errors import DataFileError, UsageError
-from shadowrun.intercept import checked_calls
-from shadowrun.intercept.checked_calls import check_call
-from shadowrun.intercept.memory_bounds import has_bounds_check
-from shadowrun.intercept.op_allowlist import (
+from shadowrun.intercept.plan import make_plan
+from shadowrun.intercept.untrusted import checked_calls
+from shadowrun.intercept.untrusted.checked_calls import check_call
+from shadowrun.intercept.untrusted.memory_bounds import has_bounds_check
+from shadowrun.intercept.untrusted.op_allowlist import (
     Refused,
     check_arguments,
     depends_on_values,
     operator_named,
     trusts_its_arguments,
 )
-from shadowrun.intercept.plan import make_plan
 from shadowrun.operators.vendor_ops import COUNTERPARTS
 from shadowrun.platforms.device import resolve
 from shadowrun.repro.call_replayer import captured_plan
 from shadowrun.repro.minimise import minimised
 from shadowrun.store.captured_inputs import StoredCall
-from shadowrun.studies.campaign import compiled_variant
 from shadowrun.studies.campaign.metamorphic import Metamorphic
-from shadowrun.studies.campaign.recipe import Recipe
-from shadowrun.studies.campaign.variant import Execution, Variant
+from shadowrun.studies.campaign.variants import compiled_variant
+from shadowrun.studies.campaign.variants.recipe import Recipe
+from shadowrun.studies.campaign.variants.variant import Execution, Variant
 from shadowrun.studies.sweep.recorded_calls import UnreadableCall, sample
 from shadowrun.studies.zoo.graph import Runner, from_json
 from shadowrun.studies.zoo.input_values import make_inputs

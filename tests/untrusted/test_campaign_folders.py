@@ -18,26 +18,26 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shadowrun import limits
-from shadowrun.cli import campaign_findings
 from shadowrun.cli import main as cli
 from shadowrun.cli.main import build_parser, main
+from shadowrun.cli.studies import campaign_findings
 from shadowrun.errors import DataFileError, UsageError
-from shadowrun.intercept.op_allowlist import Refused, check_arguments, depends_on_values
+from shadowrun.intercept.untrusted.op_allowlist import Refused, check_arguments, depends_on_values
 from shadowrun.limits import ResourceLimits, at_most_free
 from shadowrun.settings import fits_platform
 from shadowrun.store import captured_inputs
 from shadowrun.store.atomic_write import atomic_write
 from shadowrun.studies.campaign import engine
 from shadowrun.studies.campaign.campaign_folder import CHUNK, CampaignFolder, CampaignSettings
+from shadowrun.studies.campaign.causes.known_causes import new_lines
+from shadowrun.studies.campaign.causes.script_jobs import _Writer
 from shadowrun.studies.campaign.combine_stores import add_rows, combine
 from shadowrun.studies.campaign.engine import Engine, _n_of
-from shadowrun.studies.campaign.known_causes import new_lines
-from shadowrun.studies.campaign.program_draft import Library
-from shadowrun.studies.campaign.script_jobs import _Writer
 from shadowrun.studies.campaign.seen_variants import SeenVariants
 from shadowrun.studies.campaign.store import CampaignStore
 from shadowrun.studies.campaign.tables import CampaignInfo, ResultRow, VariantRow
-from shadowrun.studies.campaign.tracing import Invalid, Values, trace
+from shadowrun.studies.campaign.variants.program_draft import Library
+from shadowrun.studies.campaign.variants.tracing import Invalid, Values, trace
 from shadowrun.studies.shards import Shard
 from shadowrun.studies.zoo import program as zoo_program
 from shadowrun.studies.zoo.graph import Fill, Input, Runner, from_json
@@ -593,7 +593,7 @@ def test_no_call_is_taken_from_the_folder_of_scripts(tmp_path):
 
         send = staticmethod(sent.append)
 
-    from shadowrun.studies.campaign.runner import RunnerSettings
+    from shadowrun.studies.campaign.run_variants import RunnerSettings
 
     task = {
         "number": 1,
@@ -624,8 +624,8 @@ def test_a_ledger_is_not_written_through_a_link(victim):
 
 @pytest.mark.parametrize("target", ["[a-z]pu", "cp[a-u]", "*", "npu?", "n[!x]u"])
 def test_a_line_of_the_ledger_covers_one_platform(target):
-    from shadowrun.studies.campaign.root_causes import Seen, root_causes
-    from shadowrun.studies.campaign.runner import VariantFinding
+    from shadowrun.studies.campaign.causes.root_causes import Seen, root_causes
+    from shadowrun.studies.campaign.run_variants import VariantFinding
 
     causes = root_causes([Seen(0, 0, 1, VariantFinding("aten::mm", "f32", "mismatch"))], 2)
     made, skipped = new_lines(list(enumerate(causes, 1)), (target, "cpu"), (), "c")

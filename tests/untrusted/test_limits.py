@@ -23,7 +23,7 @@ from shadowrun.cli import main as cli
 from shadowrun.cli.main import main
 from shadowrun.errors import DataFileError, UsageError
 from shadowrun.limits import ResourceLimits
-from shadowrun.recording.recording_writer import is_recording
+from shadowrun.recording.file_format.recording_writer import is_recording
 from shadowrun.settings import read_settings
 from shadowrun.store import DataFile
 from shadowrun.store.salvage import OnDisk, Pages
@@ -89,7 +89,7 @@ def test_memory_of_a_command_that_reads_is_bounded():
     """Whatever takes it: here, a reader that knows no bounds."""
     run_file()
     code = (
-        "import sys, shadowrun.cli.report as report\n"
+        "import sys, shadowrun.cli.commands.report as report\n"
         "from shadowrun import limits\n"
         "limits._MEMORY = 1 << 20\n"
         "report.run = lambda args: bytearray(200 << 20) and 0\n"
@@ -109,7 +109,7 @@ def test_time_of_a_command_that_reads_is_bounded():
     """Also where nothing of Python runs, as in a pattern or a query."""
     run_file()
     code = (
-        "import sys, re, shadowrun.cli.report as report\n"
+        "import sys, re, shadowrun.cli.commands.report as report\n"
         "from shadowrun import limits\n"
         "limits._SECONDS = 1\n"
         "report.run = lambda args: bool(re.match('(a*)*b', 'a' * 60))\n"
@@ -354,8 +354,8 @@ def test_settings_without_end(endless):
     "words", [("diff", "a.shadowrec", "a.shadowrec", "--map"), ("classes", "a.shadowrec", "--known")]
 )
 def test_maps_and_known_classes_without_end(endless, words, capsys):
+    from shadowrun.recording.file_format.recording_writer import Writer
     from shadowrun.recording.model import Process
-    from shadowrun.recording.recording_writer import Writer
 
     Writer(Path("a.shadowrec"), Process("a")).finish(Process("a", complete=True))
     assert main([*words, str(endless)]) == 2

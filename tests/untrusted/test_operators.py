@@ -10,8 +10,8 @@ from shadowrun import limits as memory
 from shadowrun.compiled import graph_text
 from shadowrun.compiled.compile_spec import CompileSpec
 from shadowrun.errors import DataFileError, PlatformError, UsageError
-from shadowrun.intercept import op_allowlist
-from shadowrun.intercept.op_allowlist import Refused, check_arguments, operator_named
+from shadowrun.intercept.untrusted import op_allowlist
+from shadowrun.intercept.untrusted.op_allowlist import Refused, check_arguments, operator_named
 from shadowrun.platforms.untrusted_specs import simulated_flaws, trusted_spec
 from shadowrun.repro.quoting import in_docstring, literal
 from shadowrun.types import Permissions

@@ -15,7 +15,7 @@ import pytest
 
 from shadowrun.cli.main import main
 from shadowrun.report.document import Document, Records, render
-from shadowrun.report.json_csv import render_csv
+from shadowrun.report.formats.json_csv import render_csv
 from shadowrun.report.sanitize import one_line, write_to_stdout
 from shadowrun.store import DataFile
 from shadowrun.studies.slowdown.calls import Call
@@ -127,8 +127,8 @@ def test_of_the_list_of_what_a_sweep_found(sweep_file, capsys):
 
 
 def test_of_a_sweep_itself(sweep_file):
-    from shadowrun.studies.sweep.report import sweep_document
-    from shadowrun.studies.sweep.support import SupportTable
+    from shadowrun.studies.sweep.reports.report import sweep_document
+    from shadowrun.studies.sweep.reports.support import SupportTable
 
     file = CoverageFile.open(sweep_file)
     table, info = SupportTable.from_results(file.results()), file.info
@@ -160,13 +160,13 @@ def test_no_name_of_a_run_is_markup_of_rich(tmp_path, monkeypatch, capsys, width
         data.add((seq, 0, place, data.verdict_id(verdict, MARKUP), 1.0, 1e7, 1.0, 1.0))
     data.close()
     monkeypatch.setenv("COLUMNS", width)
-    monkeypatch.setattr("shadowrun.report.terminal.WIDE", 80)
+    monkeypatch.setattr("shadowrun.report.formats.terminal.WIDE", 80)
     assert "[link=http" in "".join(said(capsys, *command, tmp_path / "x.shadowrun").split())
 
 
 def test_no_name_of_a_sweep_is_markup(tmp_path):
-    from shadowrun.studies.sweep.report import sweep_document
-    from shadowrun.studies.sweep.support import SupportTable
+    from shadowrun.studies.sweep.reports.report import sweep_document
+    from shadowrun.studies.sweep.reports.support import SupportTable
 
     file = CoverageFile.begin(tmp_path / "x.shadowcov", SweepInfo("npu", "cpu", 0, MARKUP, {}, {}, {"torch": MARKUP}))
     found = CaseFinding(Kind.MISMATCH, MARKUP, MARKUP, "implementation", MARKUP, MARKUP)
@@ -257,7 +257,7 @@ def test_show_replaces_what_cannot_be_shown(capsys):
 def test_a_folded_name_is_no_command(width):
     """A table folds a long name anywhere, and a line of it may begin with what a service obeys."""
     from shadowrun.report.document import Column, Table
-    from shadowrun.report.terminal import render_terminal
+    from shadowrun.report.formats.terminal import render_terminal
 
     rows = tuple((f"{'x' * n}::set-output name=x::y", "##vso[task.x]y") for n in range(40))
     table = Table((Column("operator", "name"), Column("why")), rows)

@@ -18,7 +18,7 @@ import torch
 
 import shadowrun
 from shadowrun.cli.main import main
-from shadowrun.intercept.op_allowlist import operator_named
+from shadowrun.intercept.untrusted.op_allowlist import operator_named
 from shadowrun.repro import script
 from shadowrun.store import captured_inputs
 from shadowrun.store.captured_inputs import StoredCall

@@ -15,9 +15,9 @@ import pytest
 
 from shadowrun.cli.main import main
 from shadowrun.errors import DataFileError
+from shadowrun.recording.file_format.recording_file import read
+from shadowrun.recording.file_format.recording_writer import Block, Writer
 from shadowrun.recording.model import CALL, NONE, RESULT, Context, Form, Kind, Process, sample_positions
-from shadowrun.recording.recording_file import read
-from shadowrun.recording.recording_writer import Block, Writer
 from shadowrun.studies.diff.align import renamed
 from shadowrun.types import Phase
 

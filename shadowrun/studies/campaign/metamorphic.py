@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from shadowrun.intercept.op_allowlist import Refused
 from shadowrun.intercept.plan import OpPlan, make_plan
+from shadowrun.intercept.untrusted.op_allowlist import Refused
 from shadowrun.numerics.form import dtype_name
 from shadowrun.studies.campaign.mutators.execution import RELATIONS
 from shadowrun.studies.campaign.mutators.inplace_and_out import in_place_form

@@ -29,16 +29,16 @@ from shadowrun.report.document import (
 )
 from shadowrun.report.issues import Issue, Issues
 from shadowrun.report.sanitize import clip
-from shadowrun.studies.campaign.cause_report import cause_data, other_forms, target_name
+from shadowrun.studies.campaign.causes.cause_report import cause_data, other_forms, target_name
+from shadowrun.studies.campaign.causes.root_causes import PUBLISHED_CAUSES, published_cause, without_flaws
 from shadowrun.studies.campaign.oracles import RULES
-from shadowrun.studies.campaign.root_causes import PUBLISHED_CAUSES, published_cause, without_flaws
 from shadowrun.studies.campaign.summary import DEFINITIONS, upper_bound
 from shadowrun.studies.sweep.cases import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from shadowrun.studies.campaign.root_causes import RootCause
+    from shadowrun.studies.campaign.causes.root_causes import RootCause
     from shadowrun.studies.campaign.summary import Platform, Summary
 
 __all__ = ["campaign_document", "campaign_issues"]

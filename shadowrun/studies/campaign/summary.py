@@ -10,18 +10,18 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from shadowrun.studies.campaign.known_causes import known_causes
+from shadowrun.studies.campaign.causes.known_causes import known_causes
+from shadowrun.studies.campaign.causes.root_causes import Seen, is_compiled, root_causes, signature, without_flaws
 from shadowrun.studies.campaign.oracles import FIRED, ORACLES, from_mask
-from shadowrun.studies.campaign.root_causes import Seen, is_compiled, root_causes, signature, without_flaws
-from shadowrun.studies.campaign.runner import TARGET, VariantFinding
+from shadowrun.studies.campaign.run_variants import TARGET, VariantFinding
 from shadowrun.studies.sweep.cases import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from shadowrun.settings import KnownLine
-    from shadowrun.studies.campaign.cause_report import CauseFile
-    from shadowrun.studies.campaign.root_causes import RootCause
+    from shadowrun.studies.campaign.causes.cause_report import CauseFile
+    from shadowrun.studies.campaign.causes.root_causes import RootCause
     from shadowrun.studies.campaign.store import CampaignStore
     from shadowrun.studies.campaign.tables import ResultRow
 

@@ -20,8 +20,8 @@ from shadowrun.studies.campaign.seen_variants import SeenVariants
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shadowrun.studies.campaign.runner import RunnerSettings
-    from shadowrun.studies.campaign.variant import Variant
+    from shadowrun.studies.campaign.run_variants import RunnerSettings
+    from shadowrun.studies.campaign.variants.variant import Variant
     from shadowrun.studies.isolation.worker_side import Channel
 
 __all__ = ["ENTRY", "Maker", "VariantWorker", "Verdicts", "runner_settings", "start"]
@@ -55,9 +55,9 @@ def start(settings: dict[str, Any], channel: Channel) -> Callable[[dict[str, Any
     Raises:
         ShadowrunError: A platform is absent, or the programs are not those of the campaign.
     """
-    from shadowrun.studies.campaign.programs import lazily
-    from shadowrun.studies.campaign.recipe_generator import Generator
-    from shadowrun.studies.campaign.runner import VariantRunner
+    from shadowrun.studies.campaign.run_variants import VariantRunner
+    from shadowrun.studies.campaign.variants.programs import lazily
+    from shadowrun.studies.campaign.variants.recipe_generator import Generator
 
     runner = VariantRunner(runner_settings(settings))
     maker = Generator(lazily(Path(settings["programs"])), settings["seed"], settings["mutators"])
@@ -70,7 +70,7 @@ def runner_settings(settings: dict[str, Any]) -> RunnerSettings:
     Args:
         settings: Of `CampaignSettings.for_workers`, as JSON has it.
     """
-    from shadowrun.studies.campaign.runner import RunnerSettings
+    from shadowrun.studies.campaign.run_variants import RunnerSettings
 
     flaws = settings["flaws"]
     return RunnerSettings(

@@ -33,9 +33,9 @@ import numpy as np
 from shadowrun.errors import DataFileError, UsageError, brief
 from shadowrun.limits import read_text
 from shadowrun.numerics.hash_ladder import ladder, mantissa_of
+from shadowrun.recording.file_format.recording_file import in_memory
+from shadowrun.recording.file_format.recording_writer import SUFFIX, Block, Writer
 from shadowrun.recording.model import CALL, NONE, RESULT, Context, Form, Kind, Process, sample_positions
-from shadowrun.recording.recording_file import in_memory
-from shadowrun.recording.recording_writer import SUFFIX, Block, Writer
 from shadowrun.report.sanitize import clip
 from shadowrun.types import Phase
 

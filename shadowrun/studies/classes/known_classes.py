@@ -25,8 +25,8 @@ import numpy as np
 from shadowrun.errors import DataFileError, brief
 from shadowrun.limits import read_toml
 from shadowrun.numerics.hash_ladder import mantissa_of
+from shadowrun.recording.file_format.recording_file import read
 from shadowrun.recording.model import Key, Kind
-from shadowrun.recording.recording_file import read
 from shadowrun.store.atomic_write import atomic_write
 from shadowrun.studies.classes.equivalence import KEY_FIELDS, Output, classes_of, outputs_of
 from shadowrun.studies.classes.platforms import platforms_of

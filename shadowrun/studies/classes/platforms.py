@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shadowrun.errors import UsageError
-from shadowrun.recording.recording_file import read, read_all
-from shadowrun.recording.recording_writer import SUFFIX
+from shadowrun.recording.file_format.recording_file import read, read_all
+from shadowrun.recording.file_format.recording_writer import SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

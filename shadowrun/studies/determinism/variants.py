@@ -20,7 +20,7 @@ from shadowrun.intercept.plan import Action, OpPlan
 from shadowrun.intercept.user_call import own_call
 from shadowrun.numerics.hash_ladder import remaining_precision
 from shadowrun.operators.case import Case, flat_results, tensors
-from shadowrun.recording.digests import digest
+from shadowrun.recording.digests.tensor_digest import digest
 from shadowrun.replay.call import draws_random
 from shadowrun.studies.determinism.stability import Stability
 from shadowrun.studies.sweep.batch_arguments import batch_arguments

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from shadowrun.judge.rounding_bounds import (
+from shadowrun.judge.rounding.rounding_bounds import (
     FAST_CONVOLUTION_PEAK,
     FAST_CONVOLUTION_RMS,
     reduction_length,

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from shadowrun.errors import PlatformError, UsageError
-from shadowrun.intercept.op_allowlist import Refused, operator_named
+from shadowrun.intercept.untrusted.op_allowlist import Refused, operator_named
 from shadowrun.platforms.settings import environment
+from shadowrun.recording.file_format.recording_file import read
 from shadowrun.recording.model import Kind
-from shadowrun.recording.recording_file import read
 from shadowrun.studies.classes.equivalence import classes_of, outputs_of
 from shadowrun.studies.classes.platforms import platforms_of
 from shadowrun.studies.grid import RECORDED, Cell, record_grid

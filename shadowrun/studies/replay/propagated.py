@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 from shadowrun.errors import UsageError
 from shadowrun.platforms import settings
 from shadowrun.platforms.spec import parse
+from shadowrun.recording.file_format.recording_file import read
 from shadowrun.recording.model import NONE
-from shadowrun.recording.recording_file import read
 from shadowrun.studies.diff.compare import Outcome
 from shadowrun.studies.diff.recordings import diff_recordings
 

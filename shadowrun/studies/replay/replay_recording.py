@@ -1,7 +1,7 @@
 """Runs the calls of a recording on a platform of this machine, and holds their results against the recorded digests.
 
-The recording may come from anyone: operators are those that `intercept.op_allowlist` allows, sizes are checked before
-memory is taken, and what cannot be run is counted, never passed.
+The recording may come from anyone: operators are those that `intercept.untrusted.op_allowlist` allows, sizes are
+checked before memory is taken, and what cannot be run is counted, never passed.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import torch
 
 from shadowrun.config import Config
 from shadowrun.errors import DataFileError
-from shadowrun.intercept.checked_calls import check_call
-from shadowrun.intercept.op_allowlist import Refused
 from shadowrun.intercept.plan import Action
 from shadowrun.intercept.torchapi import as_in_handler
+from shadowrun.intercept.untrusted.checked_calls import check_call
+from shadowrun.intercept.untrusted.op_allowlist import Refused
 from shadowrun.limits import bounded_memory
 from shadowrun.operators.cpu_only_ops import EQUIVALENTS
 from shadowrun.operators.facts import facts
 from shadowrun.operators.vendor_ops import COUNTERPARTS, for_reference
-from shadowrun.recording.captured_reader import TooLarge
-from shadowrun.recording.digests import digest
+from shadowrun.recording.digests.tensor_digest import digest
+from shadowrun.recording.file_format.captured_reader import TooLarge
+from shadowrun.recording.file_format.recording_file import in_memory
+from shadowrun.recording.file_format.recording_writer import Block
 from shadowrun.recording.model import CALL, NONE, RESULT, Form, Kind, Process
-from shadowrun.recording.recording_file import in_memory
-from shadowrun.recording.recording_writer import Block
 from shadowrun.recording.step_outputs import content_of
 from shadowrun.replay.call import argument
 from shadowrun.repro.call_replayer import CallReplayer, operator
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from shadowrun.intercept.plan import OpPlan
-    from shadowrun.recording.captured_reader import CapturedCall, CapturedFile
-    from shadowrun.recording.digests import Digest
+    from shadowrun.recording.digests.tensor_digest import Digest
+    from shadowrun.recording.file_format.captured_reader import CapturedCall, CapturedFile
     from shadowrun.recording.model import Context, Recording
     from shadowrun.replay.call import CallRun
     from shadowrun.studies.diff.compare import Difference

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.errors import UsageError
-from shadowrun.intercept.op_allowlist import Refused
+from shadowrun.intercept.untrusted.op_allowlist import Refused
 from shadowrun.repro.call_replayer import operator
 from shadowrun.store.datafile import DataFile
 from shadowrun.store.records import REGION

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shadowrun.intercept.checked_calls import check_call
 from shadowrun.intercept.plan import Action, OpPlan, make_plan
 from shadowrun.intercept.torchapi import DispatchMode
+from shadowrun.intercept.untrusted.checked_calls import check_call
 from shadowrun.judge.judge import Judge
 from shadowrun.numerics.bits import Uncomparable, bits_equal
 from shadowrun.operators.case import Case, Value, exact_copy

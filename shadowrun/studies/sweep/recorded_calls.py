@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun.errors import brief
-from shadowrun.intercept.checked_calls import check_call
-from shadowrun.intercept.op_allowlist import Refused, operator_named
+from shadowrun.intercept.untrusted.checked_calls import check_call
+from shadowrun.intercept.untrusted.op_allowlist import Refused, operator_named
 from shadowrun.numerics.form import dtype_name
 from shadowrun.operators.vendor_ops import COUNTERPARTS
 from shadowrun.store.datafile import DataFile

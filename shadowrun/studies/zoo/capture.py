@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from shadowrun.intercept import torch_operators, torchapi
-from shadowrun.intercept.op_allowlist import Refused, check_operator
 from shadowrun.intercept.plan import OpPlan, make_plan
+from shadowrun.intercept.untrusted.op_allowlist import Refused, check_operator
 from shadowrun.platforms import torchplatform
 from shadowrun.replay.call import argument, draws_random
 from shadowrun.studies.zoo import input_values

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import torch
 
 from shadowrun.errors import brief
-from shadowrun.intercept.checked_calls import check_inside
-from shadowrun.intercept.op_allowlist import Refused, check_arguments, operator_named
+from shadowrun.intercept.untrusted.checked_calls import check_inside
+from shadowrun.intercept.untrusted.op_allowlist import Refused, check_arguments, operator_named
 from shadowrun.store import plain_json
 from shadowrun.studies.zoo.input_values import KINDS
 from shadowrun.torch_private import schema_of

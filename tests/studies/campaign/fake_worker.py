@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shadowrun.studies.campaign.recipe import Mutation, Recipe
+from shadowrun.studies.campaign.variants.recipe import Mutation, Recipe
 from shadowrun.studies.campaign.worker import VariantWorker
 
 ENTRY = "tests.studies.campaign.fake_worker:start"

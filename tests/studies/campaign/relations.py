@@ -15,8 +15,8 @@ from shadowrun import sim
 from shadowrun.platforms.device import resolve
 from shadowrun.sim.catalogue import CATALOGUE
 from shadowrun.studies.campaign.metamorphic import RELATIONS, Metamorphic
-from shadowrun.studies.campaign.recipe_generator import Generator
-from shadowrun.studies.campaign.tracing import Values, copied
+from shadowrun.studies.campaign.variants.recipe_generator import Generator
+from shadowrun.studies.campaign.variants.tracing import Values, copied
 from shadowrun.studies.zoo.graph import Runner
 from tests.studies.campaign.validity import modules
 

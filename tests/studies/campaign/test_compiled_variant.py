@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from shadowrun.compiled.rounding import filled_memory
-from shadowrun.studies.campaign import compiled_variant
-from shadowrun.studies.campaign.recipe import Recipe
-from shadowrun.studies.campaign.runner import RunnerSettings, VariantRunner
-from shadowrun.studies.campaign.variant import Execution, Variant
+from shadowrun.studies.campaign.run_variants import RunnerSettings, VariantRunner
+from shadowrun.studies.campaign.variants import compiled_variant
+from shadowrun.studies.campaign.variants.recipe import Recipe
+from shadowrun.studies.campaign.variants.variant import Execution, Variant
 from shadowrun.studies.zoo.graph import DEVICE, Fill, Graph, Input, Node, Ref, Runner
 from shadowrun.studies.zoo.input_values import make_inputs
 from tests.studies.campaign.programs import CONV, EMBEDDING, MLP, POINTWISE

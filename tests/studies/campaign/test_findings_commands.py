@@ -8,9 +8,9 @@ import torch
 from shadowrun.cli.main import main
 from shadowrun.settings import read_settings
 from shadowrun.studies.campaign.campaign_folder import CampaignFolder
-from shadowrun.studies.campaign.known_causes import known_causes, new_lines
-from shadowrun.studies.campaign.reproduce import find_variant, hex_of
-from shadowrun.studies.campaign.root_causes import Signature
+from shadowrun.studies.campaign.causes.known_causes import known_causes, new_lines
+from shadowrun.studies.campaign.causes.reproduce import find_variant, hex_of
+from shadowrun.studies.campaign.causes.root_causes import Signature
 from shadowrun.studies.campaign.store import CampaignStore
 from shadowrun.studies.campaign.summary import causes_of
 from shadowrun.studies.zoo.graph import Fill, Graph, Input, Node, Ref

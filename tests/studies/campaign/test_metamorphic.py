@@ -4,7 +4,7 @@ import torch
 from shadowrun import sim
 from shadowrun.platforms.device import resolve
 from shadowrun.studies.campaign.metamorphic import RELATIONS, Metamorphic
-from shadowrun.studies.campaign.recipe_generator import Generator
+from shadowrun.studies.campaign.variants.recipe_generator import Generator
 from shadowrun.studies.zoo.graph import Graph, Input, Node, Ref, Runner
 from shadowrun.studies.zoo.input_values import make_inputs
 from tests.studies.campaign.programs import PROGRAMS

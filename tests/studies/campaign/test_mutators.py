@@ -5,14 +5,14 @@ import json
 import pytest
 import torch
 
-from shadowrun.studies.campaign import tracing
-from shadowrun.studies.campaign.counter_rng import CounterRng
 from shadowrun.studies.campaign.mutators import ALL, FAMILIES, MUTATORS
 from shadowrun.studies.campaign.mutators.sizes import regrouped
-from shadowrun.studies.campaign.program_draft import Library
-from shadowrun.studies.campaign.recipe import Mutation, Recipe
-from shadowrun.studies.campaign.tracing import Invalid
-from shadowrun.studies.campaign.variant import build, run
+from shadowrun.studies.campaign.variants import tracing
+from shadowrun.studies.campaign.variants.counter_rng import CounterRng
+from shadowrun.studies.campaign.variants.program_draft import Library
+from shadowrun.studies.campaign.variants.recipe import Mutation, Recipe
+from shadowrun.studies.campaign.variants.tracing import Invalid
+from shadowrun.studies.campaign.variants.variant import build, run
 from shadowrun.studies.zoo.graph import Fill, Graph, Input, Node, Ref, Runner
 from shadowrun.studies.zoo.input_values import make_input, make_inputs
 from tests.studies.campaign.programs import BY_ID, CONV, EMBEDDING, MLP, POINTWISE, PROGRAMS, Program

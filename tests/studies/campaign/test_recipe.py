@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from shadowrun.studies.campaign.recipe import Mutation, Recipe
-from shadowrun.studies.campaign.variant import Execution, Invalid, Library, Variant, build
+from shadowrun.studies.campaign.variants.recipe import Mutation, Recipe
+from shadowrun.studies.campaign.variants.variant import Execution, Invalid, Library, Variant, build
 from tests.studies.campaign.programs import BY_ID, MLP, PROGRAMS
 
 MLP_ID = PROGRAMS[0].id

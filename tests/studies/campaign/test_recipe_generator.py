@@ -3,10 +3,10 @@ import json
 import pytest
 
 from shadowrun.errors import UsageError
-from shadowrun.studies.campaign.recipe import Recipe
-from shadowrun.studies.campaign.recipe_generator import Generator
-from shadowrun.studies.campaign.tracing import Invalid
-from shadowrun.studies.campaign.variant import build
+from shadowrun.studies.campaign.variants.recipe import Recipe
+from shadowrun.studies.campaign.variants.recipe_generator import Generator
+from shadowrun.studies.campaign.variants.tracing import Invalid
+from shadowrun.studies.campaign.variants.variant import build
 from shadowrun.studies.zoo.graph import Runner
 from shadowrun.studies.zoo.input_values import make_inputs
 from tests.studies.campaign.programs import PROGRAMS

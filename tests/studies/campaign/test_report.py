@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from shadowrun.report.document import render
-from shadowrun.studies.campaign.cause_report import CauseFile, cause_document
+from shadowrun.studies.campaign.causes.cause_report import CauseFile, cause_document
+from shadowrun.studies.campaign.causes.root_causes import Seen, is_compiled, root_causes
 from shadowrun.studies.campaign.oracles import FIRED, ORACLES, to_mask
 from shadowrun.studies.campaign.report import campaign_document
-from shadowrun.studies.campaign.root_causes import Seen, is_compiled, root_causes
-from shadowrun.studies.campaign.runner import VariantFinding
+from shadowrun.studies.campaign.run_variants import VariantFinding
 from shadowrun.studies.campaign.summary import Platform, Summary, count_oracles, upper_bound
 
 MM = VariantFinding(

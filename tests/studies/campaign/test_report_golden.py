@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from shadowrun.report.document import render
-from shadowrun.report.terminal import render_terminal
-from shadowrun.studies.campaign.cause_report import cause_document
+from shadowrun.report.formats.terminal import render_terminal
+from shadowrun.studies.campaign.causes.cause_report import cause_document
 from shadowrun.studies.campaign.report import campaign_document
 from tests.golden.campaign import campaign
 from tests.golden_kit import content

@@ -1,9 +1,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadowrun.studies.campaign.root_causes import Seen, Signature, root_causes, signature
-from shadowrun.studies.campaign.runner import VariantFinding
-from shadowrun.studies.campaign.scripts import ddmin
+from shadowrun.studies.campaign.causes.root_causes import Seen, Signature, root_causes, signature
+from shadowrun.studies.campaign.causes.scripts import ddmin
+from shadowrun.studies.campaign.run_variants import VariantFinding
 
 MM = VariantFinding("aten::mm", "f32", "mismatch", "reduced precision", "inputs rounded to bf16", "evidence", "forward")
 

@@ -9,13 +9,13 @@ import torch
 
 from shadowrun.repro.script import ReproOptions
 from shadowrun.repro.snippet import MAX_LINES
+from shadowrun.studies.campaign.causes.root_causes import signature
+from shadowrun.studies.campaign.causes.scripts import Wanted, write_script
 from shadowrun.studies.campaign.metamorphic import EXPLANATIONS
-from shadowrun.studies.campaign.recipe import Mutation, Recipe
-from shadowrun.studies.campaign.recipe_generator import Generator
-from shadowrun.studies.campaign.root_causes import signature
-from shadowrun.studies.campaign.runner import RunnerSettings, VariantRunner
-from shadowrun.studies.campaign.scripts import Wanted, write_script
-from shadowrun.studies.campaign.variant import build
+from shadowrun.studies.campaign.run_variants import RunnerSettings, VariantRunner
+from shadowrun.studies.campaign.variants.recipe import Mutation, Recipe
+from shadowrun.studies.campaign.variants.recipe_generator import Generator
+from shadowrun.studies.campaign.variants.variant import build
 from shadowrun.studies.zoo.graph import Fill, Graph, Input, Node, Ref
 from tests.studies.campaign.programs import Program
 

@@ -7,10 +7,10 @@ import torch
 from torch._dynamo.utils import counters
 
 from shadowrun.studies.campaign import worker
-from shadowrun.studies.campaign.recipe import Recipe
-from shadowrun.studies.campaign.runner import RunnerSettings, VariantRunner
+from shadowrun.studies.campaign.run_variants import RunnerSettings, VariantRunner
 from shadowrun.studies.campaign.seen_variants import SeenVariants
-from shadowrun.studies.campaign.variant import Execution, Variant
+from shadowrun.studies.campaign.variants.recipe import Recipe
+from shadowrun.studies.campaign.variants.variant import Execution, Variant
 from shadowrun.studies.zoo.graph import Graph, Input, Node, Ref
 from tests.studies.campaign.fake_worker import Finding, Result
 from tests.studies.campaign.fake_worker import Variant as Fake

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from shadowrun.studies.campaign.mutators import ALL, MUTATORS
-from shadowrun.studies.campaign.recipe_generator import Generator
-from shadowrun.studies.campaign.tracing import Invalid, Values
-from shadowrun.studies.campaign.variant import build, run
+from shadowrun.studies.campaign.variants.recipe_generator import Generator
+from shadowrun.studies.campaign.variants.tracing import Invalid, Values
+from shadowrun.studies.campaign.variants.variant import build, run
 from shadowrun.studies.zoo.program import program_of, read_zoo
 from tests.studies.campaign.programs import PROGRAMS
 

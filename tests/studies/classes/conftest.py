@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from shadowrun.numerics.hash_ladder import ladder, mantissa_of
+from shadowrun.recording.file_format.recording_file import in_memory
+from shadowrun.recording.file_format.recording_writer import Block, Writer
 from shadowrun.recording.model import CALL, RESULT, Context, Form, Kind, Process, sample_positions
-from shadowrun.recording.recording_file import in_memory
-from shadowrun.recording.recording_writer import Block, Writer
 from shadowrun.types import Phase
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from shadowrun.cli.main import main
 from shadowrun.errors import DataFileError
-from shadowrun.recording.recording_file import read
+from shadowrun.recording.file_format.recording_file import read
 from shadowrun.studies.classes import known_classes
 
 

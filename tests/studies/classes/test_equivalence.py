@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import shadowrun
 from shadowrun.errors import UsageError
-from shadowrun.recording.recording_file import read
+from shadowrun.recording.file_format.recording_file import read
 from shadowrun.report.document import render
 from shadowrun.studies.classes.classes_by_call import along_graph, by_operator
 from shadowrun.studies.classes.equivalence import classes_of, common_keys, letter, outputs_of

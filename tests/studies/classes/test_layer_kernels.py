@@ -14,7 +14,7 @@ from torch import nn
 import shadowrun
 from shadowrun.cli.main import main
 from shadowrun.platforms.cpu import CpuSettings
-from shadowrun.recording.recording_writer import SUFFIX
+from shadowrun.recording.file_format.recording_writer import SUFFIX
 from shadowrun.report.document import ISSUE_FORMATS, RENDERERS, render
 from shadowrun.studies.classes.layer_kernels import groups_of, layer_kernels
 from shadowrun.studies.classes.platforms import find_recordings, load, platforms_of

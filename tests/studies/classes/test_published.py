@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shadowrun.errors import DataFileError, UsageError
-from shadowrun.recording.recording_file import read
+from shadowrun.recording.file_format.recording_file import read
 from shadowrun.studies.classes.equivalence import classes_of, outputs_of
 from shadowrun.studies.classes.explain import by_fact, flag_clusters, outliers
 from shadowrun.studies.classes.import_published import read_published, save_published

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import shadowrun
+from shadowrun.recording.file_format.recording_file import read
 from shadowrun.recording.model import Key
-from shadowrun.recording.recording_file import read
 from shadowrun.studies.determinism.stability import (
     CallDigests,
     Outcome,

@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 
 from shadowrun.numerics.hash_ladder import ladder, mantissa_of
+from shadowrun.recording.file_format.recording_file import read
+from shadowrun.recording.file_format.recording_writer import Block, Writer
 from shadowrun.recording.model import CALL, NONE, RESULT, Context, Form, Kind, Process, output_name, sample_positions
-from shadowrun.recording.recording_file import read
-from shadowrun.recording.recording_writer import Block, Writer
 from shadowrun.types import Phase
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import shadowrun
-from shadowrun.recording.recording_file import read
+from shadowrun.recording.file_format.recording_file import read
 from shadowrun.studies.diff.recordings import diff_recordings
 from shadowrun.studies.diff.values import normalised
 

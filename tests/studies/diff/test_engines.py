@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shadowrun.cli.main import main
-from shadowrun.recording.recording_file import read
+from shadowrun.recording.file_format.recording_file import read
 from shadowrun.studies.diff.name_map import NameMap, RowRule
 from shadowrun.studies.diff.recordings import diff_recordings
 from tests import forked

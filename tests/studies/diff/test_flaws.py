@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from shadowrun.recording.recording_file import read
+from shadowrun.recording.file_format.recording_file import read
 from shadowrun.sim import CATALOGUE
 from shadowrun.studies.diff.provenance import compare_provenance
 from tests.ground_truth.recordings import score, triggered

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from shadowrun.cli.main import main
-from shadowrun.cli.mitigate import _specs
+from shadowrun.cli.studies.mitigate import _specs
 from tests.cli.test_output_options import all_formats, check, check_all
 
 PROGRAM = """

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import shadowrun
-from shadowrun.cli import slowdown as slowdown_command
 from shadowrun.cli.main import main
+from shadowrun.cli.studies import slowdown as slowdown_command
 from shadowrun.errors import DataFileError
 from shadowrun.platforms import resolve
 from shadowrun.studies.slowdown import timing

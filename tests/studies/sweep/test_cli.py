@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from shadowrun.cli import sweep as command
 from shadowrun.cli.main import main
+from shadowrun.cli.studies import sweep as command
 from shadowrun.report.document import render
 from shadowrun.studies.sweep import opinfo
 from shadowrun.studies.sweep.cases import FAILURES, NOT_INVARIANT, Case, CaseFinding, CaseOutcome, Kind, Part
 from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
-from shadowrun.studies.sweep.report import support_share, sweep_document
-from shadowrun.studies.sweep.support import SupportTable
+from shadowrun.studies.sweep.reports.report import support_share, sweep_document
+from shadowrun.studies.sweep.reports.support import SupportTable
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import pytest
 from shadowrun.errors import DataFileError
 from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part, Support
 from shadowrun.studies.sweep.coverage_file import ALL, CoverageFile, SweepInfo
-from shadowrun.studies.sweep.support import SupportTable
+from shadowrun.studies.sweep.reports.support import SupportTable
 
 INFO = SweepInfo("npu", "cpu", versions={"torch": "2.13.0"})
 WRONG = CaseFinding(Kind.MISMATCH, "aten::exp", "", "implementation", "", "1 element")

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 import torch
 
-from shadowrun.cli import support
+from shadowrun.cli.studies import support
 from shadowrun.errors import UsageError
-from shadowrun.studies.sweep import exports
 from shadowrun.studies.sweep.cases import CaseFinding, Kind, Part
-from shadowrun.studies.sweep.support import read_sweeps
+from shadowrun.studies.sweep.reports import exports
+from shadowrun.studies.sweep.reports.support import read_sweeps
 from tests.coverage_kit import CRASH, FALLBACK, MISMATCH, UNSUPPORTED, write
 
 DTYPES = ("float32", "bfloat16")

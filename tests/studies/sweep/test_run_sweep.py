@@ -19,8 +19,8 @@ from shadowrun.studies.isolation import process
 from shadowrun.studies.isolation.pool import Limits
 from shadowrun.studies.sweep.cases import FAILURES, Kind, Part, Support
 from shadowrun.studies.sweep.coverage_file import CoverageFile
+from shadowrun.studies.sweep.reports.support import SupportTable
 from shadowrun.studies.sweep.run_sweep import SweepRequest, plan, sweep
-from shadowrun.studies.sweep.support import SupportTable
 
 LIMITS = Limits(300.0, 4 << 30)
 """So much that no machine is too slow for a case that ends."""

@@ -10,7 +10,7 @@ import pytest
 from shadowrun.cli.main import main
 from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part
 from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
-from shadowrun.studies.sweep.support import Changes, Direction, Platforms, read_sweeps
+from shadowrun.studies.sweep.reports.support import Changes, Direction, Platforms, read_sweeps
 from tests.browser_kit import MISSING, started
 
 WRONG = CaseFinding(Kind.MISMATCH, "aten::exp", "", "implementation", "scaled by 2", "1 element")

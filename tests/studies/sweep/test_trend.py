@@ -9,8 +9,8 @@ import pytest
 from shadowrun.cli.main import main
 from shadowrun.errors import UsageError
 from shadowrun.studies.sweep.cases import Part
-from shadowrun.studies.sweep.support import joined, read_sweeps
-from shadowrun.studies.sweep.trend import Trend, badge_json, badge_svg, percent_full
+from shadowrun.studies.sweep.reports.support import joined, read_sweeps
+from shadowrun.studies.sweep.reports.trend import Trend, badge_json, badge_svg, percent_full
 from tests.coverage_kit import CRASH, FALLBACK, MISMATCH, OPERATORS, UNSUPPORTED, write
 
 

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from shadowrun.intercept.op_allowlist import is_word
+from shadowrun.intercept.untrusted.op_allowlist import is_word
 from shadowrun.studies.campaign.mutators.mutator import Edit, node_at, refitted
-from shadowrun.studies.campaign.tracing import Invalid, info, run_node
+from shadowrun.studies.campaign.variants.tracing import Invalid, info, run_node
 from shadowrun.studies.zoo.graph import Node, Ref, refs_in
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shadowrun.studies.campaign.counter_rng import CounterRng
-    from shadowrun.studies.campaign.program_draft import Draft
-    from shadowrun.studies.campaign.recipe import Params
+    from shadowrun.studies.campaign.variants.counter_rng import CounterRng
+    from shadowrun.studies.campaign.variants.program_draft import Draft
+    from shadowrun.studies.campaign.variants.recipe import Params
 
 __all__ = ["Argument", "Unread", "with_argument"]
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Final
 from shadowrun.studies.campaign.mutators.arguments import with_argument
 from shadowrun.studies.campaign.mutators.mutator import Edit
 from shadowrun.studies.campaign.mutators.sizes import BATCH, resized, sizes_can_change
-from shadowrun.studies.campaign.tracing import Invalid, info
+from shadowrun.studies.campaign.variants.tracing import Invalid, info
 from shadowrun.studies.zoo.graph import Graph, Ref
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
-    from shadowrun.studies.campaign.counter_rng import CounterRng
-    from shadowrun.studies.campaign.program_draft import Draft
-    from shadowrun.studies.campaign.recipe import Params
+    from shadowrun.studies.campaign.variants.counter_rng import CounterRng
+    from shadowrun.studies.campaign.variants.program_draft import Draft
+    from shadowrun.studies.campaign.variants.recipe import Params
     from shadowrun.studies.zoo.graph import Node
 
 __all__ = ["RELATIONS", "Autocast", "Backward", "BatchSlice", "Compile", "Metamorphic", "Threads", "Train"]

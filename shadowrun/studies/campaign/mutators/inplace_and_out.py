@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from shadowrun.studies.campaign.mutators.mutator import Edit, node_at, op_named
-from shadowrun.studies.campaign.tracing import Invalid, info
+from shadowrun.studies.campaign.variants.tracing import Invalid, info
 from shadowrun.studies.zoo.graph import DEVICE, Ref
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
-    from shadowrun.studies.campaign.counter_rng import CounterRng
-    from shadowrun.studies.campaign.program_draft import Draft
-    from shadowrun.studies.campaign.recipe import Params
+    from shadowrun.studies.campaign.variants.counter_rng import CounterRng
+    from shadowrun.studies.campaign.variants.program_draft import Draft
+    from shadowrun.studies.campaign.variants.recipe import Params
 
 __all__ = ["InPlace", "Out", "in_place_form"]
 

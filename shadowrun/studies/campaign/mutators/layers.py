@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from shadowrun.studies.campaign.mutators.mutator import op_named
-from shadowrun.studies.campaign.tracing import Invalid
+from shadowrun.studies.campaign.variants.tracing import Invalid
 from shadowrun.studies.zoo.graph import DEVICE, Fill, Input
 
 if TYPE_CHECKING:
-    from shadowrun.studies.campaign.counter_rng import CounterRng
     from shadowrun.studies.campaign.mutators.mutator import Edit
+    from shadowrun.studies.campaign.variants.counter_rng import CounterRng
     from shadowrun.studies.zoo.graph import Ref
 
 __all__ = ["BINARY", "FLOAT", "INTEGER", "LAYERS", "guarded"]

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
-from shadowrun.studies.campaign.tracing import Invalid
+from shadowrun.studies.campaign.variants.tracing import Invalid
 from shadowrun.studies.zoo.graph import DEVICE, Graph, Input, Node, Ref, mapped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shadowrun.studies.campaign.counter_rng import CounterRng
-    from shadowrun.studies.campaign.program_draft import Draft
-    from shadowrun.studies.campaign.recipe import Params
+    from shadowrun.studies.campaign.variants.counter_rng import CounterRng
+    from shadowrun.studies.campaign.variants.program_draft import Draft
+    from shadowrun.studies.campaign.variants.recipe import Params
 
 __all__ = ["Edit", "Mutator", "fitted", "node_at", "op_named", "ref_of", "refitted", "with_node"]
 

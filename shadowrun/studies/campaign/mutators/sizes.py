@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from shadowrun.studies.campaign.tracing import MAX_ELEMENTS, Invalid, Trace, info, trace
+from shadowrun.studies.campaign.variants.tracing import MAX_ELEMENTS, Invalid, Trace, info, trace
 from shadowrun.studies.zoo.graph import Graph, Node, Ref, refs_in
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shadowrun.studies.campaign.tracing import Values
+    from shadowrun.studies.campaign.variants.tracing import Values
     from shadowrun.studies.zoo.graph import Input
 
 __all__ = ["BATCH", "resized", "sizes_can_change", "sizes_of"]

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from shadowrun.studies.campaign.counter_rng import CounterRng
 from shadowrun.studies.campaign.mutators import layers
 from shadowrun.studies.campaign.mutators.layers import FLOAT
 from shadowrun.studies.campaign.mutators.mutator import Edit, fitted, node_at, op_named, ref_of, refitted
-from shadowrun.studies.campaign.tracing import Invalid, info, run_node
+from shadowrun.studies.campaign.variants.counter_rng import CounterRng
+from shadowrun.studies.campaign.variants.tracing import Invalid, info, run_node
 from shadowrun.studies.zoo.graph import Fill, Graph, Input, Node, Ref
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
-    from shadowrun.studies.campaign.program_draft import Draft
-    from shadowrun.studies.campaign.recipe import Params
+    from shadowrun.studies.campaign.variants.program_draft import Draft
+    from shadowrun.studies.campaign.variants.recipe import Params
 
 __all__ = [
     "Duplicate",

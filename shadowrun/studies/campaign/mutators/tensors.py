@@ -10,15 +10,15 @@ import torch
 
 from shadowrun.studies.campaign.mutators.mutator import Edit, node_at
 from shadowrun.studies.campaign.mutators.sizes import BATCH, resized, sizes_can_change, sizes_of
-from shadowrun.studies.campaign.tracing import MAX_ELEMENTS, Invalid, info
+from shadowrun.studies.campaign.variants.tracing import MAX_ELEMENTS, Invalid, info
 from shadowrun.studies.zoo.graph import Graph, Node, Ref
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shadowrun.studies.campaign.counter_rng import CounterRng
-    from shadowrun.studies.campaign.program_draft import Draft
-    from shadowrun.studies.campaign.recipe import Params
+    from shadowrun.studies.campaign.variants.counter_rng import CounterRng
+    from shadowrun.studies.campaign.variants.program_draft import Draft
+    from shadowrun.studies.campaign.variants.recipe import Params
 
 __all__ = ["Broadcast", "Dtype", "Layout", "Rank", "Size"]
 

@@ -12,14 +12,14 @@ import torch
 from shadowrun.operators.facts import facts
 from shadowrun.studies.campaign.mutators.mutator import Edit, node_at
 from shadowrun.studies.campaign.mutators.tensors import pointwise_calls
-from shadowrun.studies.campaign.tracing import Invalid, first_line, info
+from shadowrun.studies.campaign.variants.tracing import Invalid, first_line, info
 from shadowrun.studies.zoo.graph import Fill, Graph, Ref
 from shadowrun.studies.zoo.input_values import EXCEPTIONAL
 
 if TYPE_CHECKING:
-    from shadowrun.studies.campaign.counter_rng import CounterRng
-    from shadowrun.studies.campaign.program_draft import Draft
-    from shadowrun.studies.campaign.recipe import Params
+    from shadowrun.studies.campaign.variants.counter_rng import CounterRng
+    from shadowrun.studies.campaign.variants.program_draft import Draft
+    from shadowrun.studies.campaign.variants.recipe import Params
 
 __all__ = ["Edge", "Exceptional", "Scale"]
 

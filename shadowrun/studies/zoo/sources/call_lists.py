@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from shadowrun.errors import DataFileError
-from shadowrun.intercept.op_allowlist import operator_named
+from shadowrun.intercept.untrusted.op_allowlist import operator_named
 from shadowrun.studies.sweep.recorded_calls import read_calls, sample
 from shadowrun.studies.zoo.capture import capture
 from shadowrun.studies.zoo.graph import DEVICE, Fill, Graph, Input, Node, Ref

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from shadowrun.intercept.op_allowlist import Refused
+from shadowrun.intercept.untrusted.op_allowlist import Refused
 from shadowrun.store.plain_json import NotStorable
 from shadowrun.studies.zoo import input_values
 from shadowrun.studies.zoo.graph import Graph, Runner, from_json, to_json

@@ -1,0 +1,1 @@
+"""The commands that run, read and write comparisons and recordings, one file each."""

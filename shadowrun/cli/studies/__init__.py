@@ -1,0 +1,1 @@
+"""The commands of `shadowrun.studies`, one file each."""

@@ -1,0 +1,1 @@
+"""Regions that torch.compile made, compared with eager while a program runs."""

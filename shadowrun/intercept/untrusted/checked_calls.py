@@ -1,0 +1,154 @@
+"""Calls of a file with a look at the operators inside: a composite operator splits into others, which check no more.
+
+``embedding_backward`` calls ``embedding_dense_backward``, and functions of torch call operators: what these get is
+known only when they are called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from shadowrun.intercept.torch_operators import operator_splits
+from shadowrun.intercept.torchapi import DispatchMode
+from shadowrun.intercept.untrusted.op_allowlist import Refused, check_arguments, depends_on_values
+from shadowrun.torch_private import negated_view, schema_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+__all__ = ["CheckedCalls", "check_call", "check_inside", "graphs_of_file", "looks_of_file"]
+
+_OF_FILE: Final[ContextVar[bool]] = ContextVar("graphs of a file", default=False)
+
+
+class CheckedCalls(DispatchMode):  # type: ignore[no-untyped-call]
+    """Looks at the operators that functions, methods and composite operators call.
+
+    Raises:
+        Refused: One has arguments that no file may give.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        # Of the others, all that may be wrong is in the schema and was looked at when the file was read.
+        if isinstance(func, torch._ops.OpOverload) and depends_on_values(func):
+            check_arguments(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def graphs_of_file() -> Iterator[None]:
+    """Graphs that run inside are those of a file: each run is looked at, since each has values of its own."""
+    token = _OF_FILE.set(True)
+    try:
+        yield
+    finally:
+        _OF_FILE.reset(token)
+
+
+def looks_of_file() -> contextlib.AbstractContextManager[Any]:
+    """For a run of a graph: looks at its calls inside of `graphs_of_file`, and does nothing elsewhere.
+
+    In float64, or with other rounding, a graph that computes indices may get others. Enter it after other modes: it
+    must not see what they call.
+    """
+    return CheckedCalls() if _OF_FILE.get() else contextlib.nullcontext()  # type: ignore[no-untyped-call]
+
+
+def check_call(
+    func: torch._ops.OpOverload,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    checked: bool = True,
+    stand_in: Callable[..., Any] | None = None,
+) -> None:
+    """Look at a call of a file, and at those inside of it.
+
+    Args:
+        func: The operator.
+        args: Its arguments.
+        kwargs: Those by name.
+        checked: Whether they must be what a file may give; else they only have to fit the schema.
+        stand_in: What the CPU computes for an operator of another device.
+
+    Raises:
+        Refused: No file may have it made.
+    """
+    check_arguments(func, args, kwargs, checked=checked)
+    if checked:
+        check_inside(func, args, kwargs, stand_in)
+
+
+def check_inside(
+    func: torch._ops.OpOverload,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    stand_in: Callable[..., Any] | None = None,
+) -> None:
+    """Make a call of a composite operator once, on copies, and look at each call inside before it is made.
+
+    Args:
+        func: The operator.
+        args: Its arguments.
+        kwargs: Those by name.
+        stand_in: Called in its place; may be several operators too.
+
+    Raises:
+        Refused: No file may have one of them made.
+    """
+    if stand_in is None and not _splits(func):
+        return
+    # The call inside may draw: what the file's own call draws afterwards must be what it is without the look.
+    state = torch.get_rng_state()
+    # An inner call in place writes to its arguments, and the caller's tensors are still to be used.
+    copies = _Copies()
+    args, kwargs = tuple(map(copies.copy, args)), {k: copies.copy(v) for k, v in kwargs.items()}
+    try:
+        # A stand-in starts a thread, which looks too.
+        with torch.no_grad(), graphs_of_file(), CheckedCalls():  # type: ignore[no-untyped-call]
+            (stand_in or func)(*args, **kwargs)
+    except Refused:
+        raise
+    except Exception:  # it raises where it is called, too
+        return
+    finally:
+        torch.set_rng_state(state)
+
+
+class _Copies:
+    """Copies that lie in memory as their tensors do: kernels believe strides too, and that memory is not shared."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the first keeps its number from being reused
+        self._memories: dict[int, torch.UntypedStorage] = {}
+
+    def copy(self, value: Any) -> Any:
+        """A copy of a tensor, or of those in a list; other values as they are."""
+        if isinstance(value, torch.Tensor):
+            if id(value) not in self._tensors:
+                self._tensors[id(value)] = value, self._tensor(value.detach())
+            return self._tensors[id(value)][1]
+        return type(value)(map(self.copy, value)) if type(value) in (list, tuple) else value
+
+    def _tensor(self, t: torch.Tensor) -> torch.Tensor:
+        if t.layout is not torch.strided or t.is_nested or t.is_quantized or t.device.type != "cpu":
+            return t.clone()
+        memory = t.untyped_storage()
+        if memory.data_ptr() not in self._memories:
+            self._memories[memory.data_ptr()] = memory.clone()  # type: ignore[no-untyped-call]
+        laid = torch.empty(0, dtype=t.dtype, device=t.device)
+        laid.set_(self._memories[memory.data_ptr()], t.storage_offset(), t.shape, t.stride())
+        laid = laid.conj() if t.is_conj() else laid
+        return negated_view(laid) if t.is_neg() else laid
+
+
+@functools.lru_cache(maxsize=4096)
+def _splits(func: torch._ops.OpOverload) -> bool:
+    name: str = func.name()  # type: ignore[no-untyped-call]
+    return schema_of(func).name.startswith("aten::") and operator_splits(name)

@@ -1,0 +1,203 @@
+"""Inputs that the target rounds to fewer bits, recognised again in later calls of a context without the oracle.
+
+A device whose products round their inputs to tf32 or bfloat16 is wrong in each product of a step, for one reason. The
+full ladder asks the oracle three times for each. Once it has named the reason, the next calls of the context run the
+operator once more on the CPU, on inputs rounded so, and are mismatches for the same reason where that explains the
+distance from the reference as well as it did, and the distance is as great as it was. The ladder judges the first call
+of each context, the 2nd, 4th, 8th … call of an operator all the same, each that fits less well, and each that is
+clearly farther from the reference than all calls of the context before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+
+from shadowrun.judge.cause.hypotheses import ROUNDED_INPUTS, rounding_named
+from shadowrun.judge.cause.value_hypotheses import MARGIN
+from shadowrun.judge.large_results import is_large
+from shadowrun.judge.oracle import n_terms
+from shadowrun.judge.result_diff import flat_values
+from shadowrun.judge.rounding.bounds import RATIO
+from shadowrun.judge.rounding.rounding_bounds import rounding_bound
+from shadowrun.numerics.bits import plainly_equal
+from shadowrun.numerics.diff import diff
+from shadowrun.operators.case import tensors
+from shadowrun.operators.vendor_ops import evaluate
+from shadowrun.types import Status, TensorDiff, Verdict
+
+if TYPE_CHECKING:
+    from shadowrun.operators.case import Case, Value
+
+__all__ = ["KnownRoundings"]
+
+MAX_CONTEXTS: Final = 4096
+BEYOND: Final = 8.0
+"""How many times its limit the greatest excess was, so that no call with half of that distance can be rounding."""
+WORSE: Final = 1.25
+"""How much farther than all before a call is that is measured anew: of the calls of a finding, the worst is kept."""
+GROWN: Final = 1.5
+"""How much less well the rounding may explain a call than it did when the ladder found it."""
+
+
+class _Fit(NamedTuple):
+    """How a result lies to the reference's and to what rounded inputs give.
+
+    Attributes:
+        distance: Root mean square distance from the reference, relative to the reference.
+        remaining: Share of it that remains from what rounded inputs give.
+        greatest: Greatest distance from that, relative to the greatest distance from the reference.
+        explained: Elements nearer to that than to the reference.
+    """
+
+    distance: float
+    remaining: float
+    greatest: float
+    explained: int
+
+
+@dataclass(slots=True)
+class _Known:
+    verdict: Verdict
+    only_matrices: bool
+    fits: dict[int, _Fit]
+    worst: dict[int, float]
+
+
+class KnownRoundings:
+    """The contexts whose inputs the target rounds."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Known] = {}
+        self._n_calls: dict[tuple[str, str], int] = {}
+
+    def learn(self, context: int, case: Case, verdict: Verdict, diffs: tuple[TensorDiff, ...]) -> None:
+        """Remember what the ladder said of a call; any other verdict than rounded inputs forgets the context."""
+        former = self._known.pop(context, None)
+        rounded = verdict.status is Status.MISMATCH and verdict.explanation.startswith(ROUNDED_INPUTS)
+        if not rounded or case.mutated or is_large(case):
+            return
+        if len(self._known) >= MAX_CONTEXTS:
+            self._known.clear()
+            self._n_calls.clear()
+        known = _fitted(case, verdict, diffs)
+        if known is not None:
+            if former is not None:
+                # Only a call that is worse than all of the context is measured anew, so that the greatest distance
+                # stays.
+                known.worst = {k: max(d, former.worst.get(k, 0.0)) for k, d in known.worst.items()}
+            self._known[context] = known
+
+    def judge(self, context: int, case: Case) -> tuple[Verdict, tuple[TensorDiff, ...]] | None:
+        """The verdict on a call with the reason that is known; None where the ladder has to judge it."""
+        known = self._known.get(context)
+        if known is None:
+            return None
+        key = case.op, known.verdict.explanation
+        # From 1: the ladder has judged the call that taught the rounding.
+        self._n_calls[key] = n_calls = self._n_calls.get(key, 1) + 1
+        # A power of two: the ladder looks again.
+        if not n_calls & (n_calls - 1) or len(case.actual) != len(case.expected):
+            return None
+        diffs = _diffs(case, known.fits)
+        values = None if diffs is None else _on_rounded_inputs(case, known.verdict.explanation, known.only_matrices)
+        if diffs is None or values is None:
+            return None
+        shares = []
+        for k, fit in known.fits.items():
+            now = _fit(case, k, values, diffs[k])
+            # The worst call of a finding is captured, and only the ladder measures how bad a call is.
+            if now is None or not _is_alike(now, fit) or now.distance > WORSE * known.worst[k]:
+                return None
+            diffs[k] = replace(diffs[k], n_mismatched=now.explained)
+            shares.append(now.remaining)
+        evidence = (
+            f"known of this line: {max(shares):.2g} of the distance from the reference remains from what rounded "
+            f"inputs give (judged in full: each first call, and the 2nd, 4th, 8th … of {case.op})"
+        )
+        return replace(known.verdict, evidence=evidence), tuple(diffs.values())
+
+
+def _fitted(case: Case, verdict: Verdict, diffs: tuple[TensorDiff, ...]) -> _Known | None:
+    wrong = {d.name: d for d in diffs if d.n_mismatched}
+    if len(wrong) != len(diffs):
+        return None  # a result that is rounding has other bounds, which are not known here
+    # Devices that round the factors of a product leave a bias in float32: tried first.
+    for only_matrices in (True, False):
+        values = _on_rounded_inputs(case, verdict.explanation, only_matrices)
+        fits = {}
+        for k, name in enumerate(case.names):
+            if name in wrong:
+                fit = None if values is None else _fit(case, k, values, wrong[name])
+                if fit is None or fit.remaining > MARGIN or not _is_beyond(case, k, wrong[name]):
+                    break
+                fits[k] = fit
+        else:
+            if fits:
+                return _Known(verdict, only_matrices, fits, {k: fit.distance for k, fit in fits.items()})
+    return None
+
+
+def _is_beyond(case: Case, position: int, d: TensorDiff) -> bool:
+    limit = rounding_bound(case.facts, 23, n_terms=n_terms(case, position))
+    return d.excess_actual > BEYOND * max(limit, RATIO * d.excess_expected)
+
+
+def _is_alike(now: _Fit, then: _Fit) -> bool:
+    near = then.distance / 2 < now.distance < 2 * then.distance
+    # No element may be off for another reason.
+    return near and now.remaining <= min(GROWN * then.remaining, MARGIN) and now.greatest <= 2 * then.greatest
+
+
+def _diffs(case: Case, wrong: dict[int, _Fit]) -> dict[int, TensorDiff] | None:
+    """Statistics of the results that differ; None where others do than those, or other classes of values."""
+    found = {}
+    for k, (name, a, e) in enumerate(zip(case.names, case.actual, case.expected, strict=True)):
+        if not isinstance(a, torch.Tensor) or not isinstance(e, torch.Tensor):
+            return None
+        if plainly_equal(a, e):
+            continue
+        d = diff(name, a, e) if k in wrong else None
+        if d is None or d.detail or d.n_nan or d.n_inf:
+            return None
+        found[k] = d
+    return found if found.keys() == wrong.keys() else None
+
+
+def _on_rounded_inputs(case: Case, explanation: str, only_matrices: bool) -> tuple[Value, ...] | None:
+    """Results of the operator in its own dtype, on inputs rounded as an explanation says."""
+    change = rounding_named(explanation)
+    floats = [t for t in tensors(case.args, case.kwargs) if t.is_floating_point()]
+    if change is None or any(t.dtype is not torch.float32 or t.layout is not torch.strided for t in floats):
+        return None
+
+    def changed(t: torch.Tensor) -> torch.Tensor:
+        if not t.is_floating_point() or (only_matrices and t.dim() < 2):
+            return t.detach()
+        return change(t.detach())
+
+    try:
+        names, values = evaluate(case, *case.fresh_inputs(changed))
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        return None
+    return values if names == case.names else None
+
+
+def _fit(case: Case, position: int, values: tuple[Value, ...], d: TensorDiff) -> _Fit | None:
+    value = values[position]
+    if not isinstance(value, torch.Tensor):
+        return None
+    a, e, p = (flat_values(v) for v in (case.actual[position], case.expected[position], value))
+    if not a.dtype == e.dtype == p.dtype == torch.float32 or not a.numel() == e.numel() == p.numel() > 0:
+        return None
+    to_rounded = diff(d.name, a, p)
+    size = float(torch.dot(e, e)) ** 0.5
+    distance, rest = (x.rmse * float(a.numel() ** 0.5) for x in (d, to_rounded))
+    # Not finite where a value is not: the ladder knows classes.
+    if not 0.0 < size < float("inf") or not 0.0 < distance < float("inf") or to_rounded.n_nan or to_rounded.n_inf:
+        return None
+    # Not `sum`: it takes ten times as long over truth values.
+    explained = int(torch.count_nonzero((a - p).abs_() < (a - e).abs_()))
+    return _Fit(distance / size, rest / distance, to_rounded.max_abs / d.max_abs, explained)

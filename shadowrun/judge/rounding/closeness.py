@@ -1,0 +1,202 @@
+"""Closeness: results so near to the reference's that the difference is rounding, without asking the oracle.
+
+On another device almost every sum differs by rounding, and the float64 oracle with its perturbations takes twenty
+times as long as the operator. Most calls are decided by less:
+
+* Results within a few units in the last place of each other, at every element.
+* Sums and products: the errors of rounding add up like the terms do, so their size is the root of the sum of the
+  squared terms. An operator that is linear in each of its inputs gives that sum itself, on squared inputs.
+* Short chains of arithmetic (optimizers): the sum of the magnitudes, which the operator gives on magnitudes.
+* Layer norms and softmaxes: what an error of the inputs does to each element, in closed form (`row_sizes`).
+
+The bounds lie far below those of the oracle (`bounds`), and are held against the reference instead of the truth: what
+passes here is at most that much farther from the truth than the reference is. What does not pass is not yet a mismatch:
+the oracle decides.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from shadowrun.judge.oracle import n_terms
+from shadowrun.judge.result_diff import flat_values
+from shadowrun.judge.rounding.bias import has_common_factor, has_weighted_factor, may_be_biased
+from shadowrun.judge.rounding.row_sizes import has_row_sizes, row_sizes
+from shadowrun.numerics.precision import FORMATS
+from shadowrun.operators.case import tensors
+from shadowrun.operators.vendor_ops import evaluate
+from shadowrun.torch_private import schema_of
+from shadowrun.types import Cause, Status, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shadowrun.numerics.precision import FloatFormat
+    from shadowrun.operators.case import Case, Value
+    from shadowrun.types import TensorDiff
+
+__all__ = ["ClosenessCheck", "few_ulp", "sum_units"]
+
+FEW_ULP: Final = 4
+"""Units in the last place that any operator may be off: the bounds of the oracle begin at 16 unit roundoffs, 8 ULP."""
+FEW_ULP_COARSE: Final = 1
+"""The same for results of 16 and 8 bits: one more rounding."""
+SUM_UNITS: Final = 16.0
+SUM_ROOT: Final = 0.5
+MAX_UNITS: Final = 48.0
+"""Unit roundoffs of the result and of the root of its squared terms, and further ones for each root of the number of
+terms: half of `units.BOUND` and `units.ROOT`. The least fault of a float32 sum that we know is 80 off; tf32 in
+positive terms 600 with 1024 of them, 157 with 16,384, 78 with 65,536."""
+CHAIN_UNITS: Final = 4.0
+"""Unit roundoffs of the sum of magnitudes: each step of a chain of three is rounded once."""
+ROW_UNITS: Final = 8.0
+"""The same of the result and of the standard deviation that `row_sizes` gives: a quarter of `rounding_bounds.BOUND`. Of
+16 perturbed runs, the greatest is below a quarter of it in 1 of 10**11 elements. Kernels of another instruction set are
+up to 7 away."""
+_ROW_COPIES: Final = 8
+"""Tensors like an input that `row_sizes` holds at a time."""
+MAX_TERMS: Final = 1 << 16
+"""Terms of a sum from which tf32 in its inputs shows in all elements together only (`products`)."""
+
+
+SCALES: Final = ("alpha", "beta", "value", "weight")
+"""Numbers among the arguments that are factors of terms: changed as these are."""
+
+
+def few_ulp(fmt: FloatFormat) -> int:
+    """Units in the last place that any operator may be off in a result of this format."""
+    return FEW_ULP if fmt.mantissa >= 23 else FEW_ULP_COARSE
+
+
+def sum_units(terms: float) -> float:
+    """Units of rounding that a sum of so many terms may be off."""
+    return min(SUM_UNITS + SUM_ROOT * float(terms**0.5), MAX_UNITS)
+
+
+class ClosenessCheck:
+    """Tests the results of one call.
+
+    Args:
+        case: The call.
+        max_bytes: Memory that the operator on other inputs may take.
+    """
+
+    def __init__(self, case: Case, max_bytes: int) -> None:
+        self._case = case
+        self._max_bytes = max_bytes
+        self._facts = case.facts
+        self._has_rows = has_row_sizes(case.op)
+        self._sizes: tuple[Value, ...] | None = None
+        self._asked = False
+
+    def verdict(self, position: int, d: TensorDiff) -> Verdict | None:
+        """MATCH for a result that is close to the reference's; None where the oracle has to decide.
+
+        Args:
+            position: Which result; both sides have one form.
+            d: Its statistics.
+        """
+        fmt = FORMATS.get(flat_values(self._case.expected[position]).dtype)
+        # A difference of class is a finding whatever the distance, so it is left to the later steps.
+        odd = d.n_nan or d.n_inf or d.n_subnormal or (d.n_zero_sign and self._facts.keeps_zero_sign)
+        if fmt is None or odd or not fmt.signed or position in self._facts.by_equation:
+            return None
+        # In bfloat16 one ULP is 0.4 to 0.8 % of the value; four would hide an accumulation in 16 bits.
+        if d.max_ulp <= few_ulp(fmt):
+            if may_be_biased(self._case, position, d):
+                return None
+            return _rounding(f"max {d.max_ulp} ULP")
+        # The estimate below is for sums in their own dtype; 16-bit sums are accumulated in float32.
+        if fmt.mantissa < 23:
+            return None
+        terms = n_terms(self._case, position)
+        size = self._size(position) if terms <= MAX_TERMS else None
+        if size is None:
+            return None
+        units = self._units(position)
+        actual, expected = (flat_values(v[position]) for v in (self._case.actual, self._case.expected))
+        unit = expected.abs().add_(size).mul_(units * fmt.roundoff).add_(fmt.smallest)
+        if not bool(torch.isfinite(unit).all()) or not bool((actual.sub(expected).abs_() <= unit).all()):
+            return None
+        # A factor within the bound of each element is a fault all the same.
+        if has_common_factor(actual, expected, fmt.roundoff):
+            return None
+        if self._has_rows and has_weighted_factor(actual, expected, fmt.roundoff):
+            return None
+        return _rounding(f"max {d.max_ulp} ULP, within {units:g} units of rounding of the reference")
+
+    def limit(self, position: int) -> str:
+        """Up to what a result is close, in words."""
+        fmt = FORMATS.get(flat_values(self._case.expected[position]).dtype)
+        if fmt is None:
+            return "bits"
+        if fmt.mantissa < 23:
+            return f"{few_ulp(fmt)} ULP"
+        units = f", or {self._units(position):g} units of rounding" if self._sizes is not None else ""
+        return f"{few_ulp(fmt)} ULP{units}"
+
+    def _units(self, position: int) -> float:
+        if not self._facts.n_factors:
+            return ROW_UNITS if self._has_rows else CHAIN_UNITS
+        return sum_units(n_terms(self._case, position))
+
+    def _size(self, position: int) -> torch.Tensor | None:
+        """Size of the rounding errors at each element, flat, in unit roundoffs; None where the operator has none."""
+        squared = self._facts.n_factors > 0
+        if not self._asked:
+            self._asked = True
+            if squared:
+                self._sizes = self._evaluated(torch.square, lambda x: x * x)
+            elif self._facts.chain:
+                self._sizes = self._evaluated(torch.abs, abs)
+            elif self._has_rows:
+                self._sizes = self._of_rows()
+        if self._sizes is None or not isinstance(self._sizes[position], torch.Tensor):
+            return None
+        size = flat_values(self._sizes[position])
+        return size.sqrt() if squared else size
+
+    def _of_rows(self) -> tuple[Value, ...] | None:
+        case = self._case
+        given = [t for t in tensors((*case.args, *case.expected), case.kwargs) if t.is_floating_point()]
+        # Sums in 16 bits are accumulated in float32: these sizes are for one dtype.
+        if len({t.dtype for t in given}) != 1 or any(t.layout is not torch.strided for t in given):
+            return None
+        if _ROW_COPIES * max(t.nbytes for t in given) > self._max_bytes:
+            return None
+        with torch.no_grad():
+            return row_sizes(case)
+
+    def _evaluated(
+        self, change: Callable[[torch.Tensor], torch.Tensor], change_number: Callable[[Any], Any]
+    ) -> tuple[Value, ...] | None:
+        """Results of the operator on other inputs, in the dtype that it has."""
+        case = self._case
+        if sum(t.nbytes for t in tensors((*case.args, *case.expected, *case.expected), case.kwargs)) > self._max_bytes:
+            return None
+        floats = [t for t in tensors(case.args, case.kwargs) if t.is_floating_point() or t.is_complex()]
+        # Squares of 16-bit values overflow (float16 from 256 on) or lose their digits.
+        if any(t.dtype not in (torch.float32, torch.float64) or t.layout is not torch.strided for t in floats):
+            return None
+        schema = schema_of(case.func).arguments
+
+        def changed(t: torch.Tensor) -> torch.Tensor:
+            return change(t.detach()) if t.is_floating_point() else t.detach().clone()
+
+        def number(name: str, value: Any) -> Any:
+            return change_number(value) if name in SCALES and type(value) is float else value
+
+        args, kwargs = case.fresh_inputs(changed)
+        args = tuple(number(schema[i].name, a) for i, a in enumerate(args))
+        kwargs = {k: number(k, v) for k, v in kwargs.items()}
+        try:
+            names, values = evaluate(case, args, kwargs)
+        except (RuntimeError, NotImplementedError, TypeError, ValueError):
+            return None
+        return values if names == case.names else None
+
+
+def _rounding(evidence: str) -> Verdict:
+    return Verdict(Status.MATCH, Cause.ROUNDING, "", evidence)

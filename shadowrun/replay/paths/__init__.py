@@ -1,0 +1,1 @@
+"""The paths of a call: on one device, on two, asynchronous, on a lazy device, under two settings."""

@@ -1,0 +1,1 @@
+"""The formats of a report: one renderer of a `Document` each."""

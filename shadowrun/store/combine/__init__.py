@@ -1,0 +1,1 @@
+"""Several data files as one."""
