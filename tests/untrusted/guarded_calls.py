@@ -1,6 +1,9 @@
 """Changes torch's own sample calls, and makes those that a file may have made; run by test_guard_pages.py.
 
-python -m tests.untrusted.guarded_calls SEED SECONDS [PART PARTS], with the library preloaded.
+python -m tests.untrusted.guarded_calls SEED SECONDS [PART PARTS] [--out], with the library preloaded.
+
+With --out, each operator writes to results that it is given (``out=``): of another size, dtype or layout, or in the
+memory of its inputs.
 
 A process for many calls: where one ends it, the next goes on behind that call. Prints the operators that did,
 and how many calls were taken and made.
@@ -140,6 +143,50 @@ def samples(part, parts):
     return {func: calls for func, calls in kept.calls.items() if calls} | stand_ins()
 
 
+def with_results(calls):
+    """The same calls of the overloads that take their results (``out=``), with results that fit."""
+    found = {}
+    for func, kept in calls.items():
+        taken = [(a.name, str(a.type)) for a in func._schema.arguments]
+        packet = getattr(getattr(torch.ops, func.namespace), func._opname)
+        for overload in (getattr(packet, name) for name in packet.overloads()):
+            declared = overload._schema.arguments
+            results = [a.name for a in declared if a.is_out]
+            if not results or [(a.name, str(a.type)) for a in declared if not a.is_out] != taken:
+                continue
+            for args, kwargs in kept:
+                with contextlib.suppress(Refused, RuntimeError, ValueError, TypeError, NotImplementedError):
+                    check_operator(overload)
+                    with torch.no_grad():
+                        made = func(*copied(args), **copied(kwargs))
+                    outs = [made] if len(results) == 1 else list(made)
+                    found.setdefault(overload, []).append((args, kwargs | dict(zip(results, outs, strict=True))))
+    return found
+
+
+def result_of(chance, value, inputs):
+    """In the place of a result: one of another form, or the memory of an input or of another result."""
+    if isinstance(value, (list, tuple)):
+        return [result_of(chance, v, inputs) for v in value]
+    if not isinstance(value, torch.Tensor):
+        return value
+    kind = chance.randrange(10)
+    n = chance.choice((0, 0, 1, 1, 2, max(0, value.numel() - 1)))
+    dense = [t for t in inputs if t.layout is torch.strided and not t.is_conj() and not t.is_neg()]
+    if kind < 3 and value.layout is torch.strided:
+        dim = chance.choice((0, 1, value.dim()))
+        return value.new_zeros(n).reshape([-1] + [1] * (dim - 1)) if dim or n != 1 else value.new_zeros(())
+    if kind < 5 and dense:
+        shared = chance.choice(dense)
+        with contextlib.suppress(RuntimeError):  # strides that are no multiple
+            shared = shared.view(value.dtype)
+        return chance.choice((shared, shared.reshape(-1)[:n], shared.reshape(-1)[n:], shared.reshape(-1)[n:n]))
+    if kind == 5 and value.layout is torch.strided:  # elements with gaps, in memory that is no longer than needed
+        gapped = value.new_zeros([2 * k for k in value.shape])
+        return gapped[tuple(slice(0, None, 2) for _ in value.shape)]
+    return changed(chance, value) if kind < 9 else value
+
+
 def changed(chance, value):
     """The value with another size, dtype, layout or content."""
     if isinstance(value, torch.Tensor):
@@ -192,11 +239,14 @@ def _changed(chance, value):
 def call_of(chance, calls):
     func = chance.choice(sorted(calls, key=str))
     args, kwargs = copy.copy(chance.choice(calls[func]))
-    args = list(args)
-    for _ in range(chance.choice((1, 1, 2))):
+    args, results = list(args), [a.name for a in func._schema.arguments if a.is_out]
+    for _ in range(chance.choice((0, 0, 1) if results else (1, 1, 2))):
         if args:
             at = chance.randrange(len(args))
             args[at] = changed(chance, args[at])
+    for name in results:
+        inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        kwargs = kwargs | {name: result_of(chance, kwargs[name], inputs)}
     return func, args, kwargs
 
 
@@ -241,10 +291,11 @@ def _shown(value):
     return f"{value.dtype} {list(value.shape)} {value.stride() if value.layout is torch.strided else value.layout}"
 
 
-def main(seed, seconds, part=0, parts=1):
+def main(seed, seconds, part=0, parts=1, *, out=False):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     calls, ended, n = samples(part, parts), [], 0
+    calls = with_results(calls) if out else calls
     page, until = mmap.mmap(-1, 16), time.monotonic() + seconds
     while time.monotonic() < until:
         pid = os.fork()
@@ -253,11 +304,12 @@ def main(seed, seconds, part=0, parts=1):
         _, status = os.waitpid(pid, 0)
         n = struct.unpack("q", page[:8])[0] + 1
         if os.WIFSIGNALED(status):
-            func, args, _ = call_of(random.Random(f"{seed} {n - 1}"), calls)
-            shown = [_shown(v) for v in tree_leaves(args)]
+            func, args, kwargs = call_of(random.Random(f"{seed} {n - 1}"), calls)
+            shown = [_shown(v) for v in tree_leaves((args, kwargs))]
             ended.append([func.name(), os.WTERMSIG(status), shown])
     print(json.dumps({"made": n, "taken": struct.unpack("q", page[8:])[0], "ended": ended}))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]), *map(int, sys.argv[3:]))
+    given = [a for a in sys.argv[1:] if a != "--out"]
+    main(int(given[0]), float(given[1]), *map(int, given[2:]), out="--out" in sys.argv)

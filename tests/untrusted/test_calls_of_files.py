@@ -170,6 +170,9 @@ def test_a_look_inside_sees_strides_and_shared_memory():
         assert torch.equal(copy, t)
         assert (copy.stride(), copy.is_conj(), copy.is_neg()) == (t.stride(), t.is_conj(), t.is_neg())
     assert copies.copy(z).data_ptr() == copies.copy(z[:1]).data_ptr() != z.data_ptr()
+    first, other = torch.empty(0), torch.empty(0)
+    copies.copy(first).resize_(9)
+    assert not copies.copy(other).untyped_storage().nbytes()  # at one address, in storages of their own
 
 
 def test_a_look_inside_changes_nothing():

@@ -18,12 +18,13 @@ SECONDS = 40
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux" or not shutil.which("cc"), reason="needs Linux and a C compiler")
-def test_no_call_leaves_its_tensors(tmp_path):
+@pytest.mark.parametrize("options", [[], ["0", "8", "--out"]], ids=["inputs", "results"])
+def test_no_call_leaves_its_tensors(tmp_path, options):
     library = tmp_path / "guard.so"
     command = ["cc", "-O2", "-shared", "-fPIC", "-o", library, HERE / "guard_pages.c", "-lpthread"]
     subprocess.run(command, check=True)
     environment = {**os.environ, "LD_PRELOAD": str(library)}
-    command = [sys.executable, "-m", "tests.untrusted.guarded_calls", "1", str(SECONDS)]
+    command = [sys.executable, "-m", "tests.untrusted.guarded_calls", "1", str(SECONDS), *options]
     found = subprocess.run(command, env=environment, cwd=HERE.parents[1], check=True, capture_output=True, text=True)
     said = json.loads(found.stdout.splitlines()[-1])
     assert said["made"] > 100

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 
 import pytest
 import torch
@@ -84,13 +85,6 @@ WILD = {
     "a dimension just outside": ("aten::_fft_r2c", (X, [2], 0, True), {}),
     "a dimension from the end": ("aten::_fft_c2r", (X.to(torch.complex64), [-1], 0, 10), {}),
     "a spectrum of another size": ("aten::_fft_c2r", (torch.ones(5, 6, 4) + 0j, [2], 0, 3), {}),
-    "a result without room": ("aten::rrelu_with_noise.out", (X, X, 0.0, 1.0, True), {"out": X[:0]}),
-    "one element for a product": ("aten::mv.out", (X.to_sparse(), X[0]), {"out": X[0, :1]}),
-    "nothing for eigenvalues": (
-        "aten::linalg_eig.out",
-        (torch.ones(2, 5, 5),),
-        {"eigenvalues": X[:0] + 0j, "eigenvectors": X[:0] + 0j},
-    ),
     "a dimension twice": ("aten::_fft_c2c.out", (X.to(torch.complex64), [1, 1], 0, True), {"out": X}),
     "an index": ("aten::embedding_dense_backward", (X, torch.tensor([1, 7]), 3, -1, True), {}),
     "an index below 0": ("aten::embedding_dense_backward", (X, torch.tensor([1, -7]), 3, -1, True), {}),
@@ -108,6 +102,48 @@ def test_arguments_that_lead_outside_of_memory(what):
         check_arguments(operator_named(name), args, kwargs)
 
 
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of a beta state
+    SPARSE, SQUARE = X.to_sparse_csr(), torch.eye(4).to_sparse_csr()
+UNSIZED = {
+    "no elements": ("rrelu_with_noise.out", (X, X, 0.0, 1.0, True), {"out": torch.ones(0)}),
+    "one element for a product": ("mv.out", (SPARSE, X[0]), {"out": torch.ones(1)}),
+    "a vector of one": ("mv.out", (SPARSE, torch.ones(1)), {"out": torch.ones(2)}),
+    "a vector of one and a term": ("addmv.out", (torch.ones(2), SPARSE, torch.ones(1)), {"out": torch.ones(2)}),
+    "columns": ("mv.out", (SPARSE.to_sparse_csc(), torch.ones(5)), {"out": torch.ones(2)}),
+    "fewer rows": ("triangular_solve.X", (torch.ones(2, 2), SQUARE), {"X": torch.ones(2, 2), "M": torch.ones(0)}),
+    "a small solution": ("triangular_solve.X", (torch.ones(4, 2), SQUARE), {"X": torch.ones(1, 2), "M": torch.ones(0)}),
+}
+
+
+@pytest.mark.parametrize("what", UNSIZED)
+def test_results_that_are_not_resized(what):
+    """Found beside guard pages; each is of memory of its own."""
+    name, args, kwargs = UNSIZED[what]
+    with pytest.raises(Refused, match=r"is sparse|not resized"):
+        check_arguments(operator_named(f"aten::{name}"), args, kwargs)
+
+
+def test_results_of_their_size_or_resized():
+    out = {"out": torch.ones(2)}
+    fits = {
+        "rrelu_with_noise.out": ((X, X, 0.0, 1.0, True), {"out": X.clone()}),
+        "mv.out": ((SPARSE, X[0]), out),
+        "addmv.out": ((torch.ones(1), SPARSE, X[0]), {"out": torch.ones(0)}),
+        "triangular_solve.X": ((torch.ones(4, 2), SQUARE), {"X": torch.ones(4, 2), "M": torch.ones(0)}),
+        "linalg_eig.out": (
+            (torch.ones(2, 5, 5),),
+            {"eigenvalues": torch.ones(0) + 0j, "eigenvectors": torch.ones(0) + 0j},
+        ),
+    }
+    for name, (args, kwargs) in fits.items():
+        func = operator_named(f"aten::{name}")
+        check_arguments(func, args, kwargs)
+        func(*args, **kwargs)
+    for matrix in (X, SPARSE):
+        check_arguments(operator_named("aten::mv.out"), (matrix, torch.ones(6)), {"out": torch.ones(0)})
+
+
 def test_results_take_no_place_that_was_looked_at():
     """Found beside guard pages: `searchsorted` looks at its sorter, writes its result there, and goes by it again."""
     order, rows, half = torch.arange(6), torch.ones(2, dtype=torch.int32), torch.ones(6)
@@ -123,6 +159,10 @@ def test_results_take_no_place_that_was_looked_at():
     with pytest.raises(Refused, match="shares memory with sorter"):  # it grows into what lies behind it
         given = {"sorter": whole[2:], "out": whole[:0]}
         check_arguments(operator_named("aten::searchsorted.Tensor_out"), (X[0], X[0]), given)
+    nothing = torch.empty(0, dtype=torch.complex64)
+    with pytest.raises(Refused, match="shares memory with"):  # both are resized, in one storage: values become vectors
+        given = {"eigenvalues": nothing, "eigenvectors": nothing.view(0, 1, 1)}
+        check_arguments(operator_named("aten::linalg_eig.out"), (torch.ones(2, 5, 5),), given)
     square = torch.ones(2, 2)
     check_arguments(operator_named("aten::addmm.out"), (square, square.clone(), square.clone()), {"out": square})
     check_arguments(operator_named("aten::mul.out"), (order, order), {"out": order})
@@ -162,8 +202,6 @@ def test_arguments_that_stay_within():
     x = X.to(torch.complex64)
     check_arguments(operator_named("aten::_fft_c2c"), (x, [1, 0], 0, True), {})
     check_arguments(operator_named("aten::_fft_c2c"), (None, [1], 0, True), {})  # of a graph: computed later
-    check_arguments(operator_named("aten::rrelu_with_noise.out"), (X, X, 0.0, 1.0, True), {"out": X.clone()})
-    check_arguments(operator_named("aten::mv.out"), (X, X[0].clone()), {"out": torch.ones(2)})
     for size in (10, 11):
         check_arguments(operator_named("aten::_fft_c2r"), (x, [0, 1], 0, size), {})
     check_arguments(operator_named("aten::embedding_dense_backward"), (X, torch.tensor([1, 2]), 3, -1, True), {})

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from shadowrun.intercept.torchapi import shares_memory
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
@@ -69,7 +71,8 @@ def shared_result(given: NamedArguments, results: frozenset[str]) -> str:
             # A sum is often written to its first term: no number of it is a place.
             holds_places = other in results or not (t.is_floating_point() or t.is_complex())
             is_same = _place(t) == _place(out) and not holds_places
-            if not is_same and t.untyped_storage().data_ptr() == out.untyped_storage().data_ptr() != 0:
+            # By storage, not by address: two results of no elements may be resized in one storage.
+            if not is_same and shares_memory(t, out):
                 return f"{name}, which it writes, shares memory with {other}"
     return ""
 

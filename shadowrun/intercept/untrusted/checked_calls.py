@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from shadowrun.intercept.torch_operators import operator_splits
-from shadowrun.intercept.torchapi import DispatchMode
+from shadowrun.intercept.torchapi import DispatchMode, storage_key
 from shadowrun.intercept.untrusted.op_allowlist import Refused, check_arguments, depends_on_values
 from shadowrun.torch_private import negated_view, schema_of
 
@@ -139,11 +139,11 @@ class _Copies:
     def _tensor(self, t: torch.Tensor) -> torch.Tensor:
         if t.layout is not torch.strided or t.is_nested or t.is_quantized or t.device.type != "cpu":
             return t.clone()
-        memory = t.untyped_storage()
-        if memory.data_ptr() not in self._memories:
-            self._memories[memory.data_ptr()] = memory.clone()  # type: ignore[no-untyped-call]
+        key = storage_key(t)  # tensors without elements have one address, and not one storage
+        if key not in self._memories:
+            self._memories[key] = t.untyped_storage().clone()  # type: ignore[no-untyped-call]
         laid = torch.empty(0, dtype=t.dtype, device=t.device)
-        laid.set_(self._memories[memory.data_ptr()], t.storage_offset(), t.shape, t.stride())
+        laid.set_(self._memories[key], t.storage_offset(), t.shape, t.stride())
         laid = laid.conj() if t.is_conj() else laid
         return negated_view(laid) if t.is_neg() else laid
 

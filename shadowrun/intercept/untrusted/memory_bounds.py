@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from shadowrun.intercept.torchapi import as_in_handler
-from shadowrun.intercept.untrusted import backward_shapes, sequence_lengths
+from shadowrun.intercept.untrusted import backward_shapes, result_shapes, sequence_lengths
 from shadowrun.intercept.untrusted.argument_checks import integers, is_inside, overlaps_itself, tensors
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _checks_of(name: str) -> tuple[ArgumentCheck, ...]:
     space, _, base = name.partition("::")
     if space != "aten":
         return ()
-    families = (*_FAMILIES.items(), *sequence_lengths.FAMILIES.items())
+    families = (*_FAMILIES.items(), *sequence_lengths.FAMILIES.items(), *result_shapes.FAMILIES.items())
     checks = [check for pattern, check in families if re.fullmatch(pattern, base)]
     if backward_shapes.has_forward(base):
         checks.append(functools.partial(backward_shapes.unlike_forward, base))
@@ -414,21 +414,6 @@ def _rows(given: NamedArguments) -> Iterator[str]:
             yield f"elements of a row of {name} lie in the same place, where the kernel reads as many as there are"
 
 
-def _not_resized(given: NamedArguments) -> Iterator[str]:
-    # Sparse products and eigenvalues keep a result of another size too, in some of their ways.
-    x = given.get("self")
-    if isinstance(x, torch.Tensor):
-        shapes = {
-            "out": x.shape[: -1 if "vec" in given else None],
-            "eigenvalues": x.shape[:-1],
-            "eigenvectors": x.shape,
-        }
-        for name, shape in shapes.items():
-            t = given.get(name)
-            if isinstance(t, torch.Tensor) and t.shape != shape:
-                yield f"{name} has another shape than {tuple(shape)}, and is not resized"
-
-
 def _chunks(given: NamedArguments) -> Iterator[str]:
     tensors, dim = given.get("tensors"), given.get("dim", 0)
     if not isinstance(tensors, (list, tuple)) or type(dim) is not int:
@@ -474,7 +459,6 @@ _FAMILIES: Final[dict[str, ArgumentCheck]] = {
     "(_embedding_bag|_embedding_bag_forward_only)": _bags,
     r"(nll_loss(2d)?|multi_margin_loss|multilabel_margin_loss)_backward": _classes,
     "_chunk_cat": _chunks,
-    "(rrelu_with_noise|mv|linalg_eig)": _not_resized,
     "_scaled_grouped_mm_v2": _grouped,
     # Kernels that take dense memory for granted: each tensor of each operator was expanded, before a guard page.
     r"(nan)?median|native_group_norm\w*": _dense,
