@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1] / "shadowrun"
-BASE = {"types", "errors", "limits", "settings", "config"}
+BASE = {"types", "errors", "limits", "settings", "config", "strided"}
 CALL = BASE | {"native", "torch_versions", "torch_private", "platforms", "facts", "intercept", "numerics", "operators"}
 CALL |= {"store"}
 MAY_IMPORT = {
     "types": set(),
     "errors": set(),
+    "strided": set(),
     "limits": {"errors"},
     "native": set(),
     "torch_versions": {"errors", "native"},
@@ -25,8 +26,8 @@ MAY_IMPORT = {
     "store": {"types", "errors", "limits", "native", "torch_private"},
     "facts": set(),
     "intercept": BASE | {"platforms", "native", "torch_versions", "torch_private", "facts"},
-    "operators": {"types", "numerics", "intercept", "torch_private", "facts"},
-    "judge": {"types", "numerics", "facts", "operators", "torch_private"},
+    "operators": {"types", "strided", "numerics", "intercept", "torch_private", "facts"},
+    "judge": {"types", "strided", "numerics", "facts", "operators", "torch_private"},
     "schedule": {"errors", "settings", "config", "intercept"},
     "replay": CALL | {"judge", "schedule"},
     "recording": CALL | {"replay", "schedule"},

@@ -29,6 +29,7 @@ from shadowrun.compiled.rounding import (
 from shadowrun.intercept.untrusted.checked_calls import looks_of_file
 from shadowrun.operators.case import exact_copy
 from shadowrun.replay.copies import storage_groups
+from shadowrun.strided import span
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
@@ -358,7 +359,7 @@ def _together(group: list[torch.Tensor], change: Change) -> dict[int, torch.Tens
 
 def _span(group: list[torch.Tensor]) -> tuple[int, int]:
     """First element, and that behind the last, of the memory that tensors cover."""
-    ends = [1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) for t in group]
+    ends = [span(t.shape, t.stride()) for t in group]
     # Only the part that the tensors cover is copied: a storage may be far larger (slices of one buffer).
     starts = [int(t.storage_offset()) for t in group]
     return min(starts), max(start + n for start, n in zip(starts, ends, strict=True))

@@ -21,6 +21,7 @@ from shadowrun.numerics.precision import FORMATS
 from shadowrun.operators.case import exact_copy, tensors
 from shadowrun.operators.facts import base_name
 from shadowrun.operators.vendor_ops import evaluate
+from shadowrun.strided import span
 from shadowrun.torch_private import is_zero_tensor, schema_of
 
 if TYPE_CHECKING:
@@ -280,7 +281,7 @@ def bytes_needed(case: Case) -> int:
     """Memory that the widened inputs and results of a call take, with their intermediate values."""
     # 16 bytes for each element of an input and 40 for each of a result: widened values, truth, spread and a perturbed
     # run.
-    needed = sum(16 * _span(t) for t in tensors(case.args, case.kwargs))
+    needed = sum(16 * _n_elements(t) for t in tensors(case.args, case.kwargs))
     return needed + sum(40 * v.numel() for v in case.expected if isinstance(v, torch.Tensor))
 
 
@@ -336,9 +337,8 @@ def widen(t: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor] | None
         # Such a view has the memory of another tensor, or none: `as_strided` over it would lose its flag.
         base = exact_copy(t)
         return widen(torch.zeros_like(base) if is_zero_tensor(t) else base.resolve_conj().resolve_neg(), change)
-    span = _span(t)
     # Also gaps between strides and repeated elements stay, since a kernel may choose another path by layout.
-    flat = t.detach().as_strided((span,), (1,), t.storage_offset()).to(wide, copy=True)
+    flat = t.detach().as_strided((_n_elements(t),), (1,), t.storage_offset()).to(wide, copy=True)
     if change is not None:
         flat = _changed(flat, change)
     return flat.as_strided(t.shape, t.stride(), 0)
@@ -374,12 +374,10 @@ def _changed(values: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor
     return change(values.reshape(-1)).reshape(values.shape)
 
 
-def _span(t: torch.Tensor) -> int:
+def _n_elements(t: torch.Tensor) -> int:
     if t.layout != torch.strided or t.is_nested:
         return t.values().numel() if t.layout in _COMPRESSED else t.numel()
-    if t.numel() == 0:
-        return 0
-    return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    return span(t.shape, t.stride())
 
 
 def _array(value: torch.Tensor) -> npt.NDArray[Any]:

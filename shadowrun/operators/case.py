@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from shadowrun.operators.facts import facts
+from shadowrun.strided import span
 from shadowrun.torch_private import negated_view, schema_of
 
 if TYPE_CHECKING:
@@ -125,8 +126,7 @@ def exact_copy(t: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tenso
     if t.layout != torch.strided or t.is_contiguous():
         return t.detach().clone() if dtype is None else t.detach().to(dtype, copy=True)
     # The whole span of memory: kernels choose paths by strides, so the copy must have the same gaps.
-    span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
-    flat = t.detach().as_strided((span,), (1,), t.storage_offset())
+    flat = t.detach().as_strided((span(t.shape, t.stride()),), (1,), t.storage_offset())
     copied = flat.clone() if dtype is None else flat.to(dtype, copy=True)
     return copied.as_strided(t.shape, t.stride(), 0)
 

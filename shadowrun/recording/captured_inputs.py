@@ -24,6 +24,7 @@ from shadowrun.recording.digests.number_formats import NUMBER_FORMATS
 from shadowrun.replay.call import draws_random
 from shadowrun.store.captured_inputs import NotStorable, encode_value
 from shadowrun.store.validation import MAX_VALUE_BYTES
+from shadowrun.strided import span
 from shadowrun.torch_private import is_zero_tensor
 
 if TYPE_CHECKING:
@@ -217,8 +218,7 @@ def _check_kind(t: torch.Tensor) -> None:
 def _extent(t: torch.Tensor) -> tuple[int, int]:
     """Bytes of the storage that a tensor uses, from an aligned one on."""
     begin = int(t.storage_offset()) * t.element_size()
-    span = int(1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)))
-    return begin - begin % ALIGNMENT, begin + span * t.element_size()
+    return begin - begin % ALIGNMENT, begin + span(t.shape, t.stride()) * t.element_size()
 
 
 def _content(memory: _Memory) -> bytes:

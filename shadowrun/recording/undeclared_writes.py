@@ -21,6 +21,7 @@ from shadowrun.recording.digests.tensor_digest import digest_when_settled, pack
 from shadowrun.recording.recorder import context_key
 from shadowrun.replay.copies import tensors_in, written_to
 from shadowrun.replay.memory_effects import GUARD_BYTES, bytes_of, is_plain, is_power
+from shadowrun.strided import span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -254,7 +255,8 @@ def _place(t: torch.Tensor) -> _PLACE:
 
 def _extent(place: _PLACE) -> int:
     _, shape, strides, size = place
-    return sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + size
+    n_bytes = span(shape, strides)  # of strides in bytes: up to the first byte of the last element
+    return n_bytes - 1 + size if n_bytes else 0
 
 
 def _is_dense(place: _PLACE) -> bool:

@@ -18,6 +18,7 @@ from shadowrun.intercept.attribution import NOWHERE
 from shadowrun.intercept.plan import Action, OpKind
 from shadowrun.intercept.user_call import own_call
 from shadowrun.replay.copies import arguments_by_name
+from shadowrun.strided import span
 
 if TYPE_CHECKING:
     from shadowrun.intercept.attribution import Origin
@@ -364,9 +365,7 @@ def _reads_around(call: Call) -> bool:
     # A copy begins at offset 0 of its own storage, and has the input's elements and the gaps between them.
     if offset is not None and t.storage_offset():
         return True
-    end = (offset or 0) + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-    span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
-    return bool(end > span)
+    return bool((offset or 0) + span(size, stride) > span(t.shape, t.stride()))
 
 
 def argument(a: Argument, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

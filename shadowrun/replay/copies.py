@@ -15,6 +15,7 @@ import torch
 
 from shadowrun.intercept import torchapi
 from shadowrun.operators.case import Arguments, tensors
+from shadowrun.strided import span
 from shadowrun.torch_private import is_zero_tensor, negated_view, schema_of
 
 if TYPE_CHECKING:
@@ -147,10 +148,9 @@ def overlaps_unnoticed(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, An
 def _extent(t: torch.Tensor) -> tuple[int, int, int]:
     """First address, the one after the last, and the storage; of no bytes off the CPU."""
     # `data_ptr` materialises copy-on-write storages, which `overlaps_unnoticed` warns about.
-    begin, span = t.data_ptr(), 0
-    if t.is_cpu and t.numel():
-        span = t.element_size() * (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)))
-    return begin, begin + span, torchapi.storage_key(t)
+    begin = t.data_ptr()
+    n_bytes = span(t.shape, t.stride()) * t.element_size() if t.is_cpu else 0
+    return begin, begin + n_bytes, torchapi.storage_key(t)
 
 
 def storage_groups(
@@ -214,8 +214,7 @@ def _copy_span(t: torch.Tensor, device: torch.device | None) -> torch.Tensor:
     # Overlapping elements (`expand`) are copied once, and still overlap in the copy.
     # The whole span, however large: a copy that packs a sliced tensor gave 1,394 false differences in torch's database
     # (mm, vdot, sum, strides), and one of at most four times its elements still 12 (strides of `copy_`).
-    span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-    flat = t.as_strided((span,), (1,), t.storage_offset())
+    flat = t.as_strided((span(t.shape, t.stride()),), (1,), t.storage_offset())
     moved = flat.clone() if device is None else flat.to(device, copy=True)
     return moved.as_strided(t.shape, t.stride(), 0)
 
@@ -304,7 +303,7 @@ def _nbytes(t: torch.Tensor) -> int:
     n = t.numel()
     if n and not t.is_nested and not t.is_contiguous():
         # A slice of a large tensor has few elements and a large span: the budget must count the span.
-        n = max(n, 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)))
+        n = max(n, span(t.shape, t.stride()))
     return n * t.element_size()
 
 
@@ -344,8 +343,8 @@ def at_offsets(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: tuple[int,
 
 
 def _laid(t: torch.Tensor, offset: int) -> torch.Tensor:
-    span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    n = span(t.shape, t.stride())
     # Zeros: a kernel that ignores the offset then reads values that differ from the tensor's.
-    memory = torch.zeros(offset + span, dtype=t.dtype, device=t.device)
-    memory.narrow(0, offset, span).copy_(t.as_strided((span,), (1,), t.storage_offset()))
+    memory = torch.zeros(offset + n, dtype=t.dtype, device=t.device)
+    memory.narrow(0, offset, n).copy_(t.as_strided((n,), (1,), t.storage_offset()))
     return memory.as_strided(t.shape, t.stride(), offset)

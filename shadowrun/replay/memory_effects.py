@@ -22,6 +22,7 @@ from shadowrun.intercept.torchapi import storage_key
 from shadowrun.numerics.diff import diff
 from shadowrun.platforms.backends import FUNCTIONALIZING
 from shadowrun.replay.copies import kept_on_cpu, mirror, tensors_in, written_to
+from shadowrun.strided import span
 from shadowrun.torch_private import is_zero_tensor, schema_of
 from shadowrun.types import Cause, Status, Verdict
 
@@ -406,10 +407,7 @@ def is_plain(t: torch.Tensor) -> bool:
 def bytes_of(t: torch.Tensor) -> tuple[int, int]:
     """Where its elements begin and end in its storage, in bytes."""
     begin = int(t.storage_offset()) * t.element_size()
-    if not t.numel():
-        return begin, begin
-    span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-    return begin, begin + int(span) * t.element_size()
+    return begin, begin + span(t.shape, t.stride()) * t.element_size()
 
 
 def _geometry(t: torch.Tensor) -> tuple[Any, ...]:

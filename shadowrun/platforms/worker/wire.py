@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shadowrun.strided import span
 from shadowrun.torch_private import negated_view, schema_of
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ class _Regions:
         elif t.is_contiguous():
             high = low + t.nbytes
         else:
-            high = low + size * (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)))
+            high = low + size * span(t.shape, t.stride())
         # Kernels may branch on alignment: memory starts at the same offset in a cache line.
         low -= low % _ALIGNMENT
         storage = t.untyped_storage()

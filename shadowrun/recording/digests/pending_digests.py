@@ -31,6 +31,7 @@ from shadowrun.recording.digests.digest_operators import (
 )
 from shadowrun.recording.digests.number_formats import NUMBER_FORMATS, Encoding, NumberFormat
 from shadowrun.recording.model import sample_positions
+from shadowrun.strided import contiguous_strides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -70,7 +71,7 @@ class _Kind:
         self.row_size = self.n // n_leading if n_leading else 0
         self.n_bytes = self.n * t.itemsize
         self.positions = positions_of_samples(self.n, n_parts)
-        self.strides = t.stride() if t.is_contiguous() else tuple(_contiguous_strides(t.shape))
+        self.strides = t.stride() if t.is_contiguous() else tuple(contiguous_strides(t.shape))
         ladder = 8 * (self.form.mantissa + 1)
         self.empty = bytes(STATISTICS_BYTES), bytes(ladder), bytes(8 * len(self.positions)), bytes(ladder * n_rows)
 
@@ -320,14 +321,6 @@ class _Memory:
         for dtype, w in waiting.items():
             found = [Found(*((t if t.is_cpu else next(numbers).view(t.shape)).numpy() for t in one)) for one in w.found]
             _finish(NUMBER_FORMATS[dtype], w, found)
-
-
-def _contiguous_strides(shape: Sequence[int]) -> list[int]:
-    strides, step = [], 1
-    for n in reversed(shape):
-        strides.append(step)
-        step *= n
-    return strides[::-1]
 
 
 @functools.lru_cache(maxsize=1024)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from shadowrun.errors import DataFileError
 from shadowrun.recording.file_format.recording_file import open_checked
 from shadowrun.store.captured_inputs import check_number, decode_value
+from shadowrun.strided import span
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -194,7 +195,7 @@ def _checked(row: Any, sizes: list[int], max_bytes: int) -> tuple[Any, ...]:
     # An empty tensor reads no memory, wherever its offset points.
     is_empty = 0 in shape
     if not is_empty:
-        end = offset + 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+        end = offset + span(shape, stride)
         if not 0 <= memory < len(sizes) or end * dtype.itemsize > sizes[memory]:
             raise ValueError("a tensor outside of its memory")
     # An expanded tensor has few bytes, and its copies and results may have any number; so may those of an empty one.

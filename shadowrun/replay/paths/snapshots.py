@@ -20,6 +20,7 @@ import torch
 
 from shadowrun.intercept import torchapi
 from shadowrun.replay.copies import OverBudget, move, storage_groups, tensors_in
+from shadowrun.strided import span
 from shadowrun.torch_private import is_zero_tensor, negated_view, version_of
 
 if TYPE_CHECKING:
@@ -337,7 +338,7 @@ class Snapshots:
 def _range(t: torch.Tensor) -> tuple[int, int]:
     """The piece of its storage that a tensor covers, in elements."""
     begin = int(t.storage_offset())
-    return begin, begin + 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    return begin, begin + span(t.shape, t.stride())
 
 
 def _words(flat: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch
 
 from shadowrun.intercept.plan import Action
 from shadowrun.intercept.torchapi import shares_memory
+from shadowrun.strided import span
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
@@ -125,8 +126,7 @@ def _expected(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> li
 def _to_meta(a: Any) -> Any:
     if isinstance(a, torch.Tensor):
         base = torch.empty(0, dtype=a.dtype, device=_META)
-        size = max(1, a.storage_offset() + 1 + sum((n - 1) * s for n, s in zip(a.shape, a.stride(), strict=True)))
-        base.resize_(size if a.numel() else 0)
+        base.resize_(a.storage_offset() + span(a.shape, a.stride()) if a.numel() else 0)
         return base.as_strided(a.shape, a.stride(), a.storage_offset() if a.numel() else 0)
     if isinstance(a, (list, tuple)):
         return [_to_meta(v) for v in a]

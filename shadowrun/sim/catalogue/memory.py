@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - torch's own habit
 
 from shadowrun.sim.flaw import FlawKind, randn
+from shadowrun.strided import span
 from shadowrun.types import Cause
 
 if TYPE_CHECKING:
@@ -64,8 +65,7 @@ def mul_writes_past_the_view(kernels: KernelChanges) -> None:
         # Another factor would have to be laid out like the element behind the end.
         is_number = not isinstance(factor, torch.Tensor) or factor.dim() == 0
         if target.numel() and is_number:
-            after = target.storage_offset() + 1
-            after += sum((n - 1) * s for n, s in zip(target.shape, target.stride(), strict=True))
+            after = target.storage_offset() + span(target.shape, target.stride())
             # Inside of the storage only: a write outside of it would damage this process.
             if (after + 1) * target.element_size() <= target.untyped_storage().nbytes():
                 kernel(target.as_strided((1,), (1,), after), factor)

@@ -25,6 +25,7 @@ from shadowrun.errors import brief
 from shadowrun.intercept.untrusted.checked_calls import check_inside
 from shadowrun.intercept.untrusted.op_allowlist import Refused, check_arguments, operator_named
 from shadowrun.store import plain_json
+from shadowrun.strided import span
 from shadowrun.studies.zoo.input_values import KINDS
 from shadowrun.torch_private import schema_of
 
@@ -392,7 +393,7 @@ def _input(
 ) -> Input:
     sizes, steps = _sizes(shape), _sizes(strides)
     # Strides may reach further than the elements are many, and the memory is taken for all of it.
-    reach = 1 + sum((n - 1) * s for n, s in zip(sizes, steps, strict=True)) if steps and 0 not in sizes else 1
+    reach = span(sizes, steps) if steps else 0
     if max(math.prod(sizes), reach) + _sizes([offset])[0] > MAX_ELEMENTS:
         raise ValueError("an input of more than 2^28 elements")
     kind, a, b = fill

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
+from shadowrun.strided import span
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -68,8 +70,7 @@ def make_input(described: Input, seed: int = 0) -> torch.Tensor:
     if not described.strides and not described.offset:
         return flat.contiguous()
     strides = described.strides or flat.contiguous().stride()
-    reach = 1 + sum((size - 1) * step for size, step in zip(described.shape, strides, strict=True)) if n else 0
-    out = torch.zeros(described.offset + reach, dtype=described.dtype).as_strided(
+    out = torch.zeros(described.offset + span(described.shape, strides), dtype=described.dtype).as_strided(
         described.shape, strides, described.offset
     )
     # An expanded input has one element in several places: the last of equal writes wins nowhere, so write one.
