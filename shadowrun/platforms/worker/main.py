@@ -1,6 +1,6 @@
 """The worker process: runs operators under settings that a process reads once, at its start, or with another torch.
 
-Started by `client.Process`; ends when its parent closes the connection or dies, also in the middle of a call. Its
+Started by `process.Process`; ends when its parent closes the connection or dies, also in the middle of a call. Its
 environment may have torch and nothing else: it imports torch, the standard library and modules that do the same.
 """
 
