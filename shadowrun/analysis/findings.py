@@ -152,10 +152,10 @@ class Finding:
     @property
     def what(self) -> str:
         """``mismatch of aten::mm (reduced precision: products in bf16)``."""
-        return f"{self.kind} of {self.op}" + (f" ({self.because})" if self.because else "")
+        return f"{self.kind} of {self.op}" + (f" ({self.cause_text})" if self.cause_text else "")
 
     @property
-    def because(self) -> str:
+    def cause_text(self) -> str:
         """Cause and explanation in one text."""
         return ": ".join(text for text in (str(self.cause or ""), self.explanation) if text)
 

@@ -441,7 +441,7 @@ class Steps:
         if watching is None or not self._running:
             return
         # Calls on the target need an answer from us. A mode that the user entered above ours keeps ours on the stack.
-        must = self._replayer.met_target or (watching.on and not watching.can_leave)
+        must = self._replayer.runs_on_target or (watching.on and not watching.can_leave)
         may = self._selection.compares_step
         was_watched = budget.watched
         self._replayer.charge_passed()

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <structmember.h>
 
-enum { NO_KERNEL = -1, MAX_ROWS = 0xFFFF, LOOK_EVERY = 16, CALL_BYTES = 20, N_SLOTS = 6, N_COLUMNS = 6 };
+enum { NO_KERNEL = -1, MAX_ROWS = 0xFFFF, FLUSH_EVERY = 16, CALL_BYTES = 20, N_SLOTS = 6, N_COLUMNS = 6 };
 enum { IS_RUNNING, IS_BUSY, STEP, HAS_RECORDED, IS_UNSEEN, IS_WATCHING };
 
 typedef struct {
@@ -24,7 +24,7 @@ typedef struct {
     PyObject *conclude;    /* callable(origin, inputs, device, plan, args, kwargs, out): record a call that has run */
     PyObject *raised;      /* callable(plan, args, kwargs): the program's call raised */
     PyObject *failed;      /* callable(plan, error): a call could not be recorded */
-    PyObject *look;        /* callable(): called after each 16 calls */
+    PyObject *flush;       /* callable(): called after each 16 calls */
     PyObject *schedule;    /* WatchSchedule */
     PyObject *device_name; /* callable(tensor): its device's, interned */
     PyObject *may_record;  /* callable(): calls on accelerators may be recorded here */
@@ -186,10 +186,10 @@ static sr_result record_rows(RecordHandler *self, SrCall *call, PyObject *inputs
         return SR_ERROR;
     }
     record_set_state(self, HAS_RECORDED, Py_True);
-    if (PyByteArray_GET_SIZE(self->calls) / CALL_BYTES % LOOK_EVERY == 0 || PyByteArray_GET_SIZE(self->results) >= SR_MANY_ROWS * SR_ROW_BYTES) {
-        PyObject *looked = PyObject_CallNoArgs(self->look);
-        Py_XDECREF(looked);
-        return looked == NULL ? SR_ERROR : SR_DONE;
+    if (PyByteArray_GET_SIZE(self->calls) / CALL_BYTES % FLUSH_EVERY == 0 || PyByteArray_GET_SIZE(self->results) >= SR_MANY_ROWS * SR_ROW_BYTES) {
+        PyObject *flushed = PyObject_CallNoArgs(self->flush);
+        Py_XDECREF(flushed);
+        return flushed == NULL ? SR_ERROR : SR_DONE;
     }
     return SR_DONE;
 }
@@ -347,7 +347,7 @@ static const SrField record_fields[] = {
     SR_FIELD(RecordHandler, conclude),
     SR_FIELD(RecordHandler, raised),
     SR_FIELD(RecordHandler, failed),
-    SR_FIELD(RecordHandler, look),
+    SR_FIELD(RecordHandler, flush),
     SR_FIELD(RecordHandler, schedule),
     SR_FIELD(RecordHandler, device_name),
     SR_FIELD(RecordHandler, may_record),

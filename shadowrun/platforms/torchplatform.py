@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "allow_tf32",
-    "ambient",
     "below_autograd",
     "compute_lazy",
     "cuda_driver_version",
@@ -29,15 +28,16 @@ __all__ = [
     "dispatch_key",
     "init_lazy",
     "kernel_route",
+    "kernel_settings",
     "lazy_available",
     "mkldnn_enabled",
     "mkldnn_precision",
     "prepare_wrapped_numbers",
     "private_device_name",
     "private_device_present",
-    "set_ambient",
     "set_cuda_precisions",
     "set_deterministic_state",
+    "set_kernel_settings",
     "set_mkldnn_enabled",
     "set_mkldnn_precision",
     "wait_for_lazy",
@@ -247,8 +247,8 @@ def allow_tf32(allowed: bool) -> None:
     set_mkldnn_precision(mkldnn)
 
 
-def ambient() -> tuple[Any, ...]:
-    """The program's settings that CPU kernels read, in the order of `set_ambient`."""
+def kernel_settings() -> tuple[Any, ...]:
+    """The program's settings that CPU kernels read, in the order of `set_kernel_settings`."""
     return (
         torch.get_num_threads(),
         mkldnn_enabled(),
@@ -258,8 +258,8 @@ def ambient() -> tuple[Any, ...]:
     )
 
 
-def set_ambient(state: tuple[Any, ...]) -> None:
-    """Set what `ambient` reads, in another process."""
+def set_kernel_settings(state: tuple[Any, ...]) -> None:
+    """Set what `kernel_settings` reads, in another process."""
     threads, mkldnn, deterministic, precision, dtype = state
     torch.set_num_threads(threads)
     set_mkldnn_enabled(mkldnn)

@@ -138,7 +138,7 @@ class CallRecorder:
             "conclude": self._conclude,
             "raised": self._raised,
             "failed": self._dropped,
-            "look": self._flush_and_forget,
+            "flush": self._flush_and_forget,
             "may_record": lambda: not (self._inputs.has_graphs or is_capturing()),
         }
         return make_native_calls(

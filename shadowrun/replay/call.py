@@ -241,7 +241,7 @@ class Roles:
         self.all_cpu = target.device.type == ref.device.type == "cpu"
 
     @property
-    def met_target(self) -> bool:
+    def runs_on_target(self) -> bool:
         """Whether the program was seen on a device that only the target has, and that may lack what it calls."""
         return any(role.on_target and not role.shared for role in self._by_device.values())
 

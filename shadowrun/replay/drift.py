@@ -93,7 +93,7 @@ class Drift:
             self.trials.take_inputs(call)
         role = call.role
         # A value that the program read back from the target continues in the reference's chain.
-        on_target = role.on_target or (role.on_ref and self._of_ref.knows(call))
+        on_target = role.on_target or (role.on_ref and self._of_ref.has_input_of(call))
         for chain, follows in ((self._of_target, not on_target), (self._of_ref, on_target or not role.on_ref)):
             if follows:
                 chain.take_inputs(call)
@@ -153,7 +153,7 @@ class Drift:
 
     def must_follow(self, call: Call) -> bool:
         """Whether the chains have to run a call: else, they would run what is replayed."""
-        return self.follows_all or self._of_target.knows(call) or self._of_ref.knows(call)
+        return self.follows_all or self._of_target.has_input_of(call) or self._of_ref.has_input_of(call)
 
     def diverge(self, call: Call, own: CallRun, replayed: CallRun) -> tuple[float, float]:
         """Take the results of a replay into the chain; no input of the call had a twin.
@@ -234,7 +234,7 @@ class DriftChain:
         """Whether the call in hand runs here too."""
         return self._pending.call is not None
 
-    def knows(self, call: Call) -> bool:
+    def has_input_of(self, call: Call) -> bool:
         """Whether an input has a twin here."""
         return self.has(call.tensors)
 

@@ -185,9 +185,9 @@ class _Trial:
             self._stop()
             return
         # As in `Drift.take_inputs`: what the program read back from the target continues in the reference's chain.
-        read_back = role.on_ref and self._of_ref.knows(call)
+        read_back = role.on_ref and self._of_ref.has_input_of(call)
         on_target = role.on_target or read_back
-        self._touches = self._repaired.knows(call)
+        self._touches = self._repaired.has_input_of(call)
         # The gradient of the loss is a constant.
         self._counts = phase == Phase.FORWARD and call.plan.name != "aten::ones_like"
         is_repaired = call.plan.name == self.op

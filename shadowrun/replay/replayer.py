@@ -261,9 +261,9 @@ class Replayer:
         return self._paths.sampled
 
     @property
-    def met_target(self) -> bool:
+    def runs_on_target(self) -> bool:
         """Whether the program was seen on the target: what that lacks is answered, so each call must be observed."""
-        return self._roles.met_target
+        return self._roles.runs_on_target
 
     def check_memory(self, *, always: bool) -> None:
         """Check each call for effects on memory, and not the first of each kind only."""

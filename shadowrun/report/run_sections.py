@@ -200,7 +200,7 @@ def known_section(known: LedgerUse) -> Section | None:
 def findings_table(findings: Sequence[Finding]) -> Table:
     """One row for each finding, for notebooks."""
     rows = tuple(
-        (str(f.number), f.op, f.kind, f.because, f"{f.n_calls:,}", f.sites[0] if f.sites else "", f.next_step)
+        (str(f.number), f.op, f.kind, f.cause_text, f"{f.n_calls:,}", f.sites[0] if f.sites else "", f.next_step)
         for f in sanitize(findings[:MAX_ROWS])
     )
     columns = (

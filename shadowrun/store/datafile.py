@@ -18,7 +18,7 @@ from shadowrun.store.call_pages import last_of
 from shadowrun.store.captured_inputs import clear, folder_of, temporary_folder
 from shadowrun.store.codec import decode_info, encode_info
 from shadowrun.store.combine.combined_runs import SourceRun, block_of, read_sources
-from shadowrun.store.fold_old_calls import RetentionLimit
+from shadowrun.store.fold_old_calls import RecordLimit
 from shadowrun.store.write_buffer import INTERNED, MAX_FIRST_NUMBER, PendingRows
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class DataFile:
         self.next_seq = 0
         self.next_step = 0
         self._writable = writable
-        self._bound: RetentionLimit | None = None
+        self._bound: RecordLimit | None = None
         self._packed: PackedRows | None = None
         # Reentrant: `query` holds it while `_settle` takes it again.
         self._lock = threading.RLock()
@@ -121,7 +121,7 @@ class DataFile:
                 clear(path)  # only now: `connect_new` refuses a path whose folder of tensors is not ours
         if fold or (fold is None and path is None):
             # Only a run in memory is packed: calls that should survive a kill have to be in the file.
-            data._bound = RetentionLimit(max_records, packed=path is None)
+            data._bound = RecordLimit(max_records, packed=path is None)
             if path is None:
                 from shadowrun.store.packed_rows import PackedRows  # imports numpy, which no reader needs
 
@@ -441,7 +441,7 @@ class DataFile:
     def _drop(self) -> None:
         self.n_records += self._pending.drop()
 
-    def _fold(self, bound: RetentionLimit) -> None:
+    def _fold(self, bound: RecordLimit) -> None:
         try:
             bound.fold(self._connection, self._pending.newest_verdict - FLUSH_ROWS, self._packed)
         except sqlite3.Error as error:

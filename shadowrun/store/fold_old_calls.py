@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shadowrun.store.packed_rows import PackedRows
     from shadowrun.store.write_buffer import Calls
 
-__all__ = ["RetentionLimit"]
+__all__ = ["RecordLimit"]
 
 _INSERT = "insert into folded values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
@@ -29,7 +29,7 @@ _DIFFERENT = "select distinct seq from diff where seq >= ? and seq < ?"
 _MAX_UNMERGED = 5000
 
 
-class RetentionLimit:
+class RecordLimit:
     """Limit of the calls that are kept one by one.
 
     Args:

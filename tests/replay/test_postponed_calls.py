@@ -21,7 +21,7 @@ FLAW = "matmul-in-bf16"
 @pytest.fixture
 def always(monkeypatch):
     """All calls are put aside, and every call of every step is compared: no clock decides."""
-    monkeypatch.setattr(Replayer, "met_target", property(lambda _: True))
+    monkeypatch.setattr(Replayer, "runs_on_target", property(lambda _: True))
     monkeypatch.setattr(Budget, "postpones", property(lambda _: True))
     monkeypatch.setattr(Budget, "exhausted", lambda *_: False)
     monkeypatch.setattr(Budget, "selects", lambda *_: True)

@@ -40,16 +40,16 @@ class Question:
 
     Attributes:
         name: Of the operator.
-        ambient: The program's settings that it was sent under.
+        kernel_settings: The program's settings that it was sent under.
         answer: What came back, until it is read.
         error: Why there is no answer.
     """
 
-    __slots__ = ("ambient", "answer", "error", "name")
+    __slots__ = ("answer", "error", "kernel_settings", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.ambient: tuple[Any, ...] = ()
+        self.kernel_settings: tuple[Any, ...] = ()
         self.answer: tuple[Any, ...] | None = None
         self.error: Exception | None = None
 
@@ -84,7 +84,7 @@ class Worker:
         self._deaths: Counter[str] = Counter()
         self._failed_starts = 0
         self._described: set[str] = set()
-        self._ambient_there: tuple[Any, ...] | None = None
+        self._worker_settings: tuple[Any, ...] | None = None
         # The question that was sent and not answered yet.
         self._open: Question | None = None
 
@@ -222,8 +222,8 @@ class Worker:
             operator = wire.find_operator(name)
             signature = None if operator is None else wire.signature(operator)
         # The program may change these settings at any time; a replay must run under its present ones.
-        question.ambient = ambient = (*torchplatform.ambient(), flushes_denormals())
-        changed = None if ambient == self._ambient_there else ambient
+        question.kernel_settings = kernel_settings = (*torchplatform.kernel_settings(), flushes_denormals())
+        changed = None if kernel_settings == self._worker_settings else kernel_settings
         plain = wire.Plain((name, signature, returns, tuple(written)))
         try:
             channel.limit(self.limit_s)
@@ -247,7 +247,7 @@ class Worker:
             self._failed(question, error)
             return
         self._described.add(question.name)
-        self._ambient_there = question.ambient if answer[0] in ("ran", "raised") else None
+        self._worker_settings = question.kernel_settings if answer[0] in ("ran", "raised") else None
 
     def _failed(self, question: Question, error: BaseException) -> None:
         """Put what went wrong in the channel into the question; an interrupt is raised again."""
@@ -288,7 +288,7 @@ class Worker:
         channel = self._channel = Channel(process.connection)
         # A new process knows no signatures and none of the program's settings.
         self._described.clear()
-        self._ambient_there = None
+        self._worker_settings = None
         try:
             channel.limit(_START_LIMIT_S)
             channel.send((PROBE, self._spec.settings))

@@ -110,7 +110,7 @@ class _Server:
         plain: tuple[str, wire.Signature | None, tuple[int, tuple[int, ...]], tuple[tuple[str, int], ...]],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        ambient: tuple[Any, ...] | None,
+        kernel_settings: tuple[Any, ...] | None,
         rng: torch.Tensor | None,
         *,
         grows: bool = False,
@@ -121,7 +121,7 @@ class _Server:
             plain: Name, signature, returns and written arguments.
             args: Positional inputs.
             kwargs: Inputs by name.
-            ambient: The program's settings where they have changed since the last call.
+            kernel_settings: The program's settings where they have changed since the last call.
             rng: State of the generator.
             grows: Whether the memory of arguments may grow.
 
@@ -142,9 +142,9 @@ class _Server:
             if why:
                 return "unsendable", f"torch {torch.__version__} has another {name}: {why}"
         # Only where they changed: each call into torch costs time in every replay.
-        if ambient is not None:
-            torchplatform.set_ambient(ambient[:-1])
-            torch.set_flush_denormal(ambient[-1])
+        if kernel_settings is not None:
+            torchplatform.set_kernel_settings(kernel_settings[:-1])
+            torch.set_flush_denormal(kernel_settings[-1])
             # After the program's settings: those of the platform override them.
             CpuSettings(self._settings).__enter__()
         try:

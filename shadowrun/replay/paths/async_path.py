@@ -34,7 +34,7 @@ from shadowrun.replay.copies import (
 )
 from shadowrun.replay.executor import Executor
 from shadowrun.replay.input_copies import may_run_again
-from shadowrun.replay.paths.pipeline import AmbientState
+from shadowrun.replay.paths.pipeline import ThreadLocalState
 from shadowrun.replay.paths.platform_runs import PlatformRuns, refused
 from shadowrun.replay.paths.snapshots import Copies, NotCopyable, Snapshots, StaleCopy
 from shadowrun.torch_private import is_zero_tensor
@@ -124,7 +124,7 @@ class _PendingComparison:
     copies: Copies
     pristine: Arguments
     actual: CallRun
-    ambient: AmbientState
+    thread_state: ThreadLocalState
     expected: CallRun | None = None
     moment: Moment | None = None
 
@@ -319,10 +319,10 @@ class AsyncPath:
     def _pending(
         self, call: Call, copies: Copies, pristine: Arguments, actual: CallRun, expected: CallRun | None = None
     ) -> _PendingComparison:
-        ambient, random, timeline = AmbientState.current(), call.is_random, self._context.timeline
+        thread_state, random, timeline = ThreadLocalState.current(), call.is_random, self._context.timeline
         moment = None if timeline is None else timeline.hand_over()
         bare = call.without_arguments()
-        return _PendingComparison(self, bare, random, copies, pristine, actual, ambient, expected, moment)
+        return _PendingComparison(self, bare, random, copies, pristine, actual, thread_state, expected, moment)
 
     def _copy_results(self, plan: OpPlan, own: CallRun, copies: Copies, pristine: Arguments) -> CallRun:
         """The run, with copies in place of what it returned and wrote to."""
@@ -365,15 +365,15 @@ class AsyncPath:
 
     def compare(self, pending: _PendingComparison) -> None:
         """Run the reference, compare and record."""
-        call, ambient, comparator = pending.call, pending.ambient, self.comparator
+        call, thread_state, comparator = pending.call, pending.thread_state, self.comparator
         try:
             # The event is waited for on this thread, so that the program never waits for it.
             pending.copies.wait()
             # Default dtype and deterministic mode belong to the process and cannot be set for this thread alone.
-            if not ambient.still_holds():
+            if not thread_state.still_holds():
                 self.recorder.verdict(call.context, _OTHER_SETTINGS)
                 return
-            with ambient.entered():
+            with thread_state.entered():
                 if pending.random:
                     # The host's generator cannot continue the device's stream, so only the distribution of the draws is
                     # checked.
@@ -384,7 +384,7 @@ class AsyncPath:
                 if expected is None:
                     return
                 # The program may have changed them while the reference ran: its result is then of neither setting.
-                if not ambient.still_holds():
+                if not thread_state.still_holds():
                     self.recorder.verdict(call.context, _OTHER_SETTINGS)
                     return
                 runs = (call, pending.pristine, pending.actual, expected)

@@ -6,7 +6,7 @@ that are worth a second core take it themselves.
 The queue is drained at the end of each step, before a fork, and before anything is read. An interrupt while it is
 drained drops what waits, with a record for each.
 
-Operators of the CPU depend on more than their inputs: `AmbientState` takes the modes and settings of a call to that
+Operators of the CPU depend on more than their inputs: `ThreadLocalState` takes the modes and settings of a call to that
 thread.
 """
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
     from shadowrun.replay.context import RecordSink
 
-__all__ = ["AmbientState", "Job", "OrderedSink", "Pipeline"]
+__all__ = ["Job", "OrderedSink", "Pipeline", "ThreadLocalState"]
 
 _NUMBER_UNKNOWN = -1
 
 
 @dataclass(slots=True)
-class AmbientState:
+class ThreadLocalState:
     """The modes of a thread, and settings of the process.
 
     Attributes:
@@ -54,9 +54,9 @@ class AmbientState:
     deterministic: tuple[bool, bool]
 
     @staticmethod
-    def current() -> AmbientState:
+    def current() -> ThreadLocalState:
         """As it is on this thread."""
-        return AmbientState(
+        return ThreadLocalState(
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
             torch.get_default_dtype(),

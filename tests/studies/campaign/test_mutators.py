@@ -163,8 +163,8 @@ def test_what_beta_zero_promises_not_to_read():
 
 def test_what_decides_indices_is_left_alone():
     draft = LIBRARY.draft(EMBEDDING_ID)
-    assert -1 in draft.pinned  # the ids
-    assert 5 not in draft.pinned  # argmax is in range whatever its input
+    assert -1 in draft.index_sources  # the ids
+    assert 5 not in draft.index_sources  # argmax is in range whatever its input
     for number in range(200):
         params = MUTATORS["insert"].propose(draft, CounterRng(number))
         assert params[0] not in (-1, 6), params

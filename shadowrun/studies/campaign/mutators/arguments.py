@@ -39,7 +39,7 @@ class Argument:
 
     def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Call, name of the argument, and value."""
-        places = [(at, i) for at, i in _places(draft) if at not in draft.pinned]
+        places = [(at, i) for at, i in _places(draft) if at not in draft.index_sources]
         if not places:
             return None
         at, i = rng.choice(places)

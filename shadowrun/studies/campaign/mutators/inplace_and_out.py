@@ -35,7 +35,7 @@ class InPlace:
         found = [
             at
             for at, node in enumerate(draft.graph.nodes)
-            if at not in draft.pinned and in_place_form(node.op) and keeps_form(draft, at)
+            if at not in draft.index_sources and in_place_form(node.op) and keeps_form(draft, at)
         ]
         if not found:
             return None
@@ -128,7 +128,7 @@ class Out:
         found = [
             at
             for at, node in enumerate(draft.graph.nodes)
-            if at not in draft.pinned
+            if at not in draft.index_sources
             and isinstance(draft.trace.values[at], torch.Tensor)
             and out_form(node.op)
             # Not what was made to be written to: it may have another form by now.

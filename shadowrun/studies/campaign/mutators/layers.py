@@ -289,7 +289,7 @@ def _batch_norm(edit: Edit, x: Ref, t: torch.Tensor, rng: CounterRng) -> Ref:
 
 
 def _index_input(edit: Edit, sizes: list[int], n: int, *, once: bool) -> Ref:
-    # From the shape at the time of the mutation: later ones leave alone what decides an index (`Draft.pinned`).
+    # From the shape at the time of the mutation: later ones leave alone what decides an index (`Draft.index_sources`).
     fill = Fill("permutation") if once else Fill("integers", 0, n - 1)
     return edit.input(Input("added", tuple(sizes), torch.int64, fill))
 

@@ -39,13 +39,13 @@ aten = torch.ops.aten
 
 def value_to_change(draft: Draft, rng: CounterRng, *, floats_only: bool = False) -> Ref | None:
     """A tensor that is used, and whose values decide no index."""
-    pinned, uses = draft.pinned, draft.uses
+    index_sources, uses = draft.index_sources, draft.uses
     found = [
         ref
         for ref, t in draft.tensors()
         if ref in uses
         # A changed index may lie outside of a table: most kernels of the CPU do not look, and the process would end.
-        and ref.node not in pinned
+        and ref.node not in index_sources
         and (t.is_floating_point() or not (floats_only or t.is_complex() or t.dtype is torch.bool))
     ]
     return rng.choice(found) if found else None
@@ -162,7 +162,7 @@ class Remove:
         found = [
             (at, k)
             for at, node in enumerate(draft.graph.nodes)
-            if at not in draft.pinned
+            if at not in draft.index_sources
             for k, ref in enumerate(node.refs())
             if self._fits(draft, at, ref)
         ]
@@ -200,7 +200,7 @@ class Duplicate:
         for at, node in enumerate(draft.graph.nodes):
             value = draft.trace.value(Ref(at))
             # A second write would go to a value that is read elsewhere, and what is read then depends on the order.
-            if at in draft.pinned or not isinstance(value, torch.Tensor) or info(node.op).writes:
+            if at in draft.index_sources or not isinstance(value, torch.Tensor) or info(node.op).writes:
                 continue
             found += [(at, k) for k, a in enumerate(node.args) if type(a) is Ref and _same_form(draft, a, value)]
         return rng.choice(found) if found else None
@@ -232,7 +232,7 @@ class Swap:
         """Second call, and number of the argument in which it reads the first; -1 for a swap of arguments."""
         found: list[tuple[int, int]] = []
         for at, node in enumerate(draft.graph.nodes):
-            if at in draft.pinned or info(node.op).writes:
+            if at in draft.index_sources or info(node.op).writes:
                 continue
             if info(node.op).pointwise and len(node.args) > 1 and type(node.args[0]) is type(node.args[1]) is Ref:
                 found.append((at, -1))
@@ -283,7 +283,9 @@ class Replace:
 
     def propose(self, draft: Draft, rng: CounterRng) -> Params | None:
         """Call and operator."""
-        found = [at for at, node in enumerate(draft.graph.nodes) if at not in draft.pinned and others_of(node.op)]
+        found = [
+            at for at, node in enumerate(draft.graph.nodes) if at not in draft.index_sources and others_of(node.op)
+        ]
         if not found:
             return None
         at = rng.choice(found)

@@ -56,7 +56,7 @@ def pointwise_calls(draft: Draft) -> list[int]:
     return [
         at
         for at, node in enumerate(draft.graph.nodes)
-        if at not in draft.pinned
+        if at not in draft.index_sources
         and info(node.op).pointwise
         and not info(node.op).writes
         and not info(node.op).random

@@ -35,7 +35,7 @@ def _value_inputs(draft: Draft) -> list[int]:
     return [
         k
         for k, i in enumerate(draft.graph.inputs)
-        if i.dtype.is_floating_point and -1 - k not in draft.pinned and Ref(-1 - k) in draft.uses
+        if i.dtype.is_floating_point and -1 - k not in draft.index_sources and Ref(-1 - k) in draft.uses
     ]
 
 

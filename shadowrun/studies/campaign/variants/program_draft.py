@@ -156,9 +156,9 @@ class Draft:
         return found
 
     @cached_property
-    def pinned(self) -> frozenset[int]:
+    def index_sources(self) -> frozenset[int]:
         """Numbers of the calls and inputs that decide indices, or become integers: their values must stay."""
-        pinned: set[int] = set()
+        found: set[int] = set()
         known = self.trace
         # From the last call to the first: what decides an index is known before the calls that it comes from.
         for at in range(len(self.graph.nodes) - 1, -1, -1):
@@ -166,12 +166,12 @@ class Draft:
             about = info(node.op)
             becomes = about.casts and isinstance(known.values[at], torch.Tensor) and _is_integer(known.values[at])
             # Behind a bounded operator, as argmax or a comparison, any value gives a valid index.
-            if (at in pinned or becomes) and not about.bounded:
-                pinned.update(r.node for r in node.refs())
+            if (at in found or becomes) and not about.bounded:
+                found.update(r.node for r in node.refs())
             for i in about.indices:
                 if i < len(node.args):
-                    pinned.update(r.node for r in refs_in(node.args[i]))
-        return frozenset(pinned)
+                    found.update(r.node for r in refs_in(node.args[i]))
+        return frozenset(found)
 
 
 def _is_integer(t: torch.Tensor) -> bool:
