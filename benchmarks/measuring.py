@@ -80,6 +80,8 @@ def measure(workload: Workload, program: Program, tool: Tool, rounds: int) -> di
         if firsts:
             found["first_step_cpu"] = statistics.median(firsts)
         found["peak_mb_above_plain"] = _memory(workload, step, tool, min(rounds, _MEMORY_ROUNDS))
+        if tool.share is not None:
+            found["verified_share"] = tool.share()
         if tool.problems is not None and (problems := tool.problems()):
             found["problems"] = problems
     except Exception as error:

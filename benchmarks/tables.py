@@ -29,8 +29,8 @@ def markdown(found: dict[str, Any]) -> str:
     single = [w for w in found["workloads"] if w["single"]]
     if steps:
         blocks += [
-            "**A step under a tool, in plain steps**: processor time (time on the wall). ✓ and ✗: our target.",
-            _by_tool(steps, lambda w, t, f: f"{f['cpu']:.2f} ({f['wall']:.2f})" + _mark(w, t, f["cpu"])),
+            "**A step under a tool, in plain steps**: processor time (wall), share of calls. ✓ and ✗: our target.",
+            _by_tool(steps, lambda w, t, f: f"{f['cpu']:.2f} ({f['wall']:.2f})" + _share(f) + _mark(w, t, f["cpu"])),
         ]
         if any(f.get("peak_mb_above_plain") is not None for w in steps for f in w["tools"].values()):
             blocks += ["**Peak memory above the plain step's, MB.**", _by_tool(steps, _peak, plain=False)]
@@ -58,6 +58,11 @@ def markdown(found: dict[str, Any]) -> str:
         blocks += ["**Targets.**", _targets(found["targets"])]
     blocks += _problems(found["workloads"])
     return "\n\n".join(blocks) + "\n"
+
+
+def _share(figures: dict[str, Any]) -> str:
+    share = figures.get("verified_share")
+    return "" if share is None else f", {100 * share:.2g} % of calls"
 
 
 def put_between_marks(path: Path, text: str) -> None:

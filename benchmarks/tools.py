@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import shadowrun
+from shadowrun.report.formatting import verified_share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,6 +64,7 @@ class Tool:
         starts_anew: The first step of each block does what a long run does once. It is timed by itself.
         by_mean: Only the mean over many steps means something: some are left alone, others pay. It gets more rounds.
         problems: What makes its figures invalid, or an empty string.
+        share: Of the program's calls that it compared; None where it compares all.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Tool:
     starts_anew: bool = False
     by_mean: bool = False
     problems: Callable[[], str] | None = None
+    share: Callable[[], float] | None = None
 
 
 class Empty(TorchDispatchMode):
@@ -146,6 +149,11 @@ class _Ours:
         with self._run as run:
             # Records are written every thousand or so: those of the last steps are paid for, too.
             yield Hooks(run.step, run._recorder.flush)
+
+    def verified_share(self) -> float:
+        """Share of the program's calls that were compared."""
+        assert self._run is not None
+        return verified_share(self._run.info.budget)
 
     def not_matched(self) -> str:
         """Calls that were found wrong where both platforms are right."""
@@ -334,11 +342,19 @@ def make_tools() -> tuple[Tool, ...]:
         Tool("record only", recording, ours=True),
         Tool("record digests", _Digests(), ours=True, starts_anew=True),
         # Counted from its first step on, which costs most and is paid for by those that follow.
-        Tool("budget 1.2", limited, ours=True, warm_up=0, longer=4, by_mean=True),
+        Tool("budget 1.2", limited, ours=True, warm_up=0, longer=4, by_mean=True, share=limited.verified_share),
         Tool("isolated", isolated, ours=True, problems=isolated.not_equal),
         Tool("drift", drift, ours=True, problems=drift.not_equal),
         Tool("every result 1 ULP off", rounded, ours=True, problems=rounded.few_differed),
-        Tool("1 ULP off, budget 1.2", within_budget, ours=True, warm_up=0, longer=4, by_mean=True),
+        Tool(
+            "1 ULP off, budget 1.2",
+            within_budget,
+            ours=True,
+            warm_up=0,
+            longer=4,
+            by_mean=True,
+            share=within_budget.verified_share,
+        ),
         # Each line is judged in full the 1st, 2nd, 4th, 8th time.
         Tool("another instruction set", other_isa, ours=True, warm_up=8, problems=other_isa.not_matched),
         Tool("products in bf16", bf16, ours=True, problems=bf16.wrong_causes),

@@ -6,13 +6,13 @@ import dataclasses
 import decimal
 import math
 import os.path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shadowrun.report.document import Fact, Span
 from shadowrun.report.sanitize import MAX_TEXT, clip
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from shadowrun.analysis import Finding, MinTolerance, OperatorSummary, RegionSummary
     from shadowrun.report.document import Cell
@@ -35,6 +35,7 @@ __all__ = [
     "region_facts",
     "short_reason",
     "short_site",
+    "verified_share",
 ]
 
 # Commands are copied: a cut one would do something else. Names in them may come from an untrusted file.
@@ -120,12 +121,27 @@ def _budget(info: RunInfo) -> str:
         stretches = f"{n_stretches:,} stretches from one call of the model to the next"
         what = f"{b['n_steps']:,} steps" if b["n_steps"] else stretches
         text += f"; {b['n_unwatched']:,} of {what} were skipped: their calls were not recorded"
+        if share := verified_share(b):
+            text += f", so that about {100 * share:.2g} % of all calls were verified"
     elif about:
         text += (
             "; call run.step() after each batch or sequence: without it, the dispatch overhead of each call is neither "
             "measured nor avoided"
         )
     return text
+
+
+def verified_share(budget: Mapping[str, Any]) -> float:
+    """Share of all of the program's calls that were verified, if skipped steps have as many as others; 0 if unknown.
+
+    Args:
+        budget: Of a `RunInfo`.
+    """
+    n_steps = budget["n_steps"] or budget.get("n_stretches", 0)
+    n_watched = n_steps - budget["n_unwatched"] if n_steps else 1
+    if n_watched <= 0 or not budget["n_calls"]:
+        return 0.0
+    return float(budget["n_replayed"] / budget["n_calls"] * n_watched / max(1, n_steps))
 
 
 def describe_diff(diff: TensorDiff) -> str:

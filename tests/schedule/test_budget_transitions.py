@@ -13,6 +13,7 @@ from torch import nn
 import shadowrun
 from shadowrun import Status
 from shadowrun.intercept import torchapi
+from shadowrun.report.formatting import overhead, verified_share
 from shadowrun.schedule import budget as budgets
 from tests.schedule.modes import Counting
 
@@ -175,6 +176,24 @@ def test_steps_that_the_user_selects_are_not_those_that_are_left_out(clean_sim, 
     assert len(compared) >= 5
     if every > 1:
         assert run.info.budget["n_unwatched"] >= 9 * (every - 1)
+
+
+@pytest.mark.parametrize("budget", [1.5, MUCH])
+def test_the_share_of_verified_calls_counts_those_of_skipped_steps(clean_sim, budget):
+    x = torch.rand(20_000)
+    run = shadowrun.compare("sim", budget=budget)
+    with run:
+        for _ in range(100):
+            x.exp()
+            x.sin()
+            run.step()
+    n_verified = sum(r.verdict.status is not Status.SKIPPED for r in run.records())
+    assert run.info.budget["n_unwatched"] > 0
+    assert n_verified > 0
+    share = verified_share(run.info.budget)
+    # The step that the end of the run cuts off has no calls.
+    assert share == pytest.approx(n_verified / 200, rel=0.05)
+    assert f"so that about {100 * share:.2g} % of all calls were verified" in overhead(run.info)
 
 
 def test_a_decorated_function_is_a_step_each_time(clean_sim):
