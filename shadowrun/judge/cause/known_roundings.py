@@ -3,9 +3,10 @@
 A device whose products round their inputs to tf32 or bfloat16 is wrong in each product of a step, for one reason. The
 full ladder asks the oracle three times for each. Once it has named the reason, the next calls of the context run the
 operator once more on the CPU, on inputs rounded so, and are mismatches for the same reason where that explains the
-distance from the reference as well as it did, and the distance is as great as it was. The ladder judges the first call
-of each context, the 2nd, 4th, 8th … call of an operator all the same, each that fits less well, and each that is
-clearly farther from the reference than all calls of the context before.
+distance from the reference as well as it did, and the distance is as great as it was. Of a matrix product, its sketch
+(`product_sketch`) is enough where it fits as well as it did. The ladder judges the first call of each context, the 2nd,
+4th, 8th … call of an operator all the same, each that fits less well, and each that is clearly farther from the
+reference than all calls of the context before.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 
 from shadowrun.judge.cause.hypotheses import ROUNDED_INPUTS, rounding_named
+from shadowrun.judge.cause.product_sketch import sketch_product
 from shadowrun.judge.cause.value_hypotheses import MARGIN
 from shadowrun.judge.large_results import is_large
 from shadowrun.judge.oracle import n_terms
@@ -40,6 +42,9 @@ WORSE: Final = 1.25
 """How much farther than all before a call is that is measured anew: of the calls of a finding, the worst is kept."""
 GROWN: Final = 1.5
 """How much less well the rounding may explain a call than it did when the ladder found it."""
+CLEAR: Final = 1 / 16
+"""Greatest element of a sketch, relative to the greatest distance from the reference: one that is off for another
+reason, and by an eighth of that, makes the sketch twice as large."""
 
 
 class _Fit(NamedTuple):
@@ -49,7 +54,7 @@ class _Fit(NamedTuple):
         distance: Root mean square distance from the reference, relative to the reference.
         remaining: Share of it that remains from what rounded inputs give.
         greatest: Greatest distance from that, relative to the greatest distance from the reference.
-        explained: Elements nearer to that than to the reference.
+        explained: Elements nearer to that than to the reference; by a sketch, those that differ.
     """
 
     distance: float
@@ -64,6 +69,7 @@ class _Known:
     only_matrices: bool
     fits: dict[int, _Fit]
     worst: dict[int, float]
+    sketched: _Fit | None
 
 
 class KnownRoundings:
@@ -102,17 +108,15 @@ class KnownRoundings:
         if not n_calls & (n_calls - 1) or len(case.actual) != len(case.expected):
             return None
         diffs = _diffs(case, known.fits)
-        values = None if diffs is None else _on_rounded_inputs(case, known.verdict.explanation, known.only_matrices)
-        if diffs is None or values is None:
+        fits = None if diffs is None else _sketched_alike(case, known, diffs) or _alike(case, known, diffs)
+        if diffs is None or fits is None:
             return None
-        shares = []
-        for k, fit in known.fits.items():
-            now = _fit(case, k, values, diffs[k])
+        for k, now in fits.items():
             # The worst call of a finding is captured, and only the ladder measures how bad a call is.
-            if now is None or not _is_alike(now, fit) or now.distance > WORSE * known.worst[k]:
+            if now.distance > WORSE * known.worst[k]:
                 return None
             diffs[k] = replace(diffs[k], n_mismatched=now.explained)
-            shares.append(now.remaining)
+        shares = [now.remaining for now in fits.values()]
         evidence = (
             f"known of this line: {max(shares):.2g} of the distance from the reference remains from what rounded "
             f"inputs give (judged in full: each first call, and the 2nd, 4th, 8th … of {case.op})"
@@ -136,8 +140,58 @@ def _fitted(case: Case, verdict: Verdict, diffs: tuple[TensorDiff, ...]) -> _Kno
                 fits[k] = fit
         else:
             if fits:
-                return _Known(verdict, only_matrices, fits, {k: fit.distance for k, fit in fits.items()})
+                sketched = None
+                if len(fits) == len(case.names) == 1:
+                    sketched = _sketched(case, verdict.explanation, wrong[case.names[0]], only_matrices=only_matrices)
+                worst = {k: fit.distance for k, fit in fits.items()}
+                return _Known(verdict, only_matrices, fits, worst, sketched)
     return None
+
+
+def _alike(case: Case, known: _Known, diffs: dict[int, TensorDiff]) -> dict[int, _Fit] | None:
+    """How the results lie, if rounded inputs explain them as well as they did."""
+    values = _on_rounded_inputs(case, known.verdict.explanation, known.only_matrices)
+    if values is None:
+        return None
+    found = {}
+    for k, fit in known.fits.items():
+        now = _fit(case, k, values, diffs[k])
+        if now is None or not _is_alike(now, fit):
+            return None
+        found[k] = now
+    return found
+
+
+def _sketched_alike(case: Case, known: _Known, diffs: dict[int, TensorDiff]) -> dict[int, _Fit] | None:
+    """The same without the product; None also where that does not show it."""
+    if known.sketched is None:
+        return None
+    now = _sketched(case, known.verdict.explanation, diffs[0], only_matrices=known.only_matrices)
+    return {0: now} if now is not None and _is_alike(now, known.sketched) else None
+
+
+def _sketched(case: Case, explanation: str, d: TensorDiff, *, only_matrices: bool) -> _Fit | None:
+    """How the only result of a matrix product lies, by its sketch; None where that would be too coarse."""
+    change, actual = rounding_named(explanation), case.actual[0]
+    floats = [t for t in tensors(case.args, case.kwargs) if t.is_floating_point()]
+    if change is None or any(t.dtype is not torch.float32 or t.layout is not torch.strided for t in floats):
+        return None
+    try:
+        sketch = sketch_product(case, actual, change, only_matrices=only_matrices)
+    except RuntimeError:  # no memory, say
+        return None
+    measured = None if sketch is None else _distance(case, 0, d)
+    if sketch is None or measured is None or not sketch.greatest <= CLEAR * d.max_abs:
+        return None
+    distance, size = measured
+    return _Fit(distance / size, sketch.norm / distance, sketch.greatest / d.max_abs, d.n_different)
+
+
+def _distance(case: Case, position: int, d: TensorDiff) -> tuple[float, float] | None:
+    """Norms of a result's difference and of the reference; None where a value is not finite, or nothing differs."""
+    e = flat_values(case.expected[position])
+    size, distance = float(torch.dot(e, e)) ** 0.5, d.rmse * float(e.numel() ** 0.5)
+    return (distance, size) if 0.0 < size < float("inf") and 0.0 < distance < float("inf") else None
 
 
 def _is_beyond(case: Case, position: int, d: TensorDiff) -> bool:
@@ -193,11 +247,12 @@ def _fit(case: Case, position: int, values: tuple[Value, ...], d: TensorDiff) ->
     if not a.dtype == e.dtype == p.dtype == torch.float32 or not a.numel() == e.numel() == p.numel() > 0:
         return None
     to_rounded = diff(d.name, a, p)
-    size = float(torch.dot(e, e)) ** 0.5
-    distance, rest = (x.rmse * float(a.numel() ** 0.5) for x in (d, to_rounded))
+    measured = _distance(case, position, d)
     # Not finite where a value is not: the ladder knows classes.
-    if not 0.0 < size < float("inf") or not 0.0 < distance < float("inf") or to_rounded.n_nan or to_rounded.n_inf:
+    if measured is None or to_rounded.n_nan or to_rounded.n_inf:
         return None
+    distance, size = measured
+    rest = to_rounded.rmse * float(a.numel() ** 0.5)
     # Not `sum`: it takes ten times as long over truth values.
     explained = int(torch.count_nonzero((a - p).abs_() < (a - e).abs_()))
     return _Fit(distance / size, rest / distance, to_rounded.max_abs / d.max_abs, explained)
