@@ -37,7 +37,7 @@ _STDLIB = str(Path(threading.__file__).parent) + os.sep
 _PACKAGES = str(Path(torch.__file__).parents[1]) + os.sep
 _OWN_PARENT = str(Path(__file__).parents[2]) + os.sep
 # The demo plays the program: its lines are the user's.
-_DEMO = _OWN + f"cli{os.sep}demo"
+_DEMO = str(Path(_OWN, "cli", "commands", "demo"))
 _CELL = re.compile(r"<ipython-input-(\d+)-")
 _REACHED_FROM = " (first reached from "
 _NOWHERE: FoundSite = ("", False, None)
