@@ -243,43 +243,15 @@ class Config:
                 f"schedule={self.schedule!r} is not callable: give what torch.profiler.schedule(...) returns.",
                 slug="bad-option",
             )
-        if self.budget is not None:
-            if not 1 < self.budget < float("inf"):
-                raise UsageError(
-                    f"budget={self.budget!r}: use a number > 1, such as 1.2 for a step that takes a fifth longer.",
-                    slug="bad-option",
-                )
-            if self.drift:
-                raise UsageError(
-                    "drift=True needs every call, and budget= skips calls: use only one.",
-                    slug="bad-option",
-                )
-        if self.api and self.budget is not None:
+        if self.budget is not None and not 1 < self.budget < float("inf"):
             raise UsageError(
-                "api=True takes time at each call of a function, also in steps that budget= leaves out: use only one.",
+                f"budget={self.budget!r}: use a number > 1, such as 1.2 for a step that takes a fifth longer.",
                 slug="bad-option",
             )
-        if self.stop_on and self.budget is not None:
-            raise UsageError(
-                "stop_on= raises at the call, and budget= judges calls later: use only one.", slug="bad-option"
-            )
+        self._check_together()
         if self.on_finding is not None and not callable(self.on_finding):
             raise UsageError(
                 f"on_finding={self.on_finding!r} is not callable: give a function of one Finding.", slug="bad-option"
-            )
-        if not self.replay and (self.drift or self.budget is not None or self.compiled or self.timeline):
-            other = (
-                "drift=True"
-                if self.drift
-                else "compiled=True"
-                if self.compiled
-                else "timeline=True"
-                if self.timeline
-                else "budget="
-            )
-            raise UsageError(
-                f"replay=False compares nothing, and {other} needs a comparison: use only one of them.",
-                slug="bad-option",
             )
         for name in ("max_records", "max_bytes"):
             value = getattr(self, name)
@@ -295,6 +267,34 @@ class Config:
         if not 0 < self.call_limit_s <= _MAX_SECONDS:
             raise UsageError(
                 f"call_limit_s={self.call_limit_s!r}: use a number > 0 and up to {_MAX_SECONDS}.", slug="bad-option"
+            )
+
+    def _check_together(self) -> None:
+        """Refuse options of which only one can be used."""
+        if self.drift and self.budget is not None:
+            raise UsageError("drift=True needs every call, and budget= skips calls: use only one.", slug="bad-option")
+        if self.api and self.budget is not None:
+            raise UsageError(
+                "api=True takes time at each call of a function, also in steps that budget= leaves out: use only one.",
+                slug="bad-option",
+            )
+        if self.stop_on and self.budget is not None:
+            raise UsageError(
+                "stop_on= raises at the call, and budget= judges calls later: use only one.", slug="bad-option"
+            )
+        if not self.replay and (self.drift or self.budget is not None or self.compiled or self.timeline):
+            other = (
+                "drift=True"
+                if self.drift
+                else "compiled=True"
+                if self.compiled
+                else "timeline=True"
+                if self.timeline
+                else "budget="
+            )
+            raise UsageError(
+                f"replay=False compares nothing, and {other} needs a comparison: use only one of them.",
+                slug="bad-option",
             )
 
     def printable(self) -> dict[str, Any]:

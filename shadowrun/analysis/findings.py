@@ -287,29 +287,15 @@ def _finding(
 ) -> Finding:
     worst_row = _worst(rows)
     worst_seq = worst_row.group.worst_seq
-    worst = worst_diff(data, worst_seq)
     evidence, confidence = _evidence(data, worst_seq)
-    kernels = unique(row.outcome.missing_kernel for row in rows)
+    kernels, op = unique(row.outcome.missing_kernel for row in rows), rows[0].context.op
     modules = unique(row.context.module for row in rows)
     sites = unique(row.context.site for row in rows)
     inputs = unique(row.context.inputs for row in rows)
-    op = rows[0].context.op
     first = min((row.group for row in rows), key=lambda g: (g.first_step, g.first_seq))
     runs = tuple(sorted({number for row in rows for number in row.group.sources})) if data.sources else ()
-    ref_min = min((row.group.ref_us_min for row in rows if row.group.n_ref), default=-1.0)
-    target_min = min((row.group.target_us_min for row in rows if row.group.n_target), default=-1.0)
-    # Inputs are captured for some calls only, which need not include the worst.
+    ref_min, target_min = _shortest_us(rows)
     kept = _kept(kind, rows, captured)
-    advice = next_step(
-        kind,
-        cause,
-        op=op,
-        why=explanation,
-        kernel=" and ".join(kernels[:2]),
-        site=sites[0] if sites else "",
-        call=worst_call(worst_seq, first.first_seq, sum(row.group.n for row in rows)),
-        ratio=target_min / ref_min if ref_min > 0 else math.inf,
-    )
     return Finding(
         kind=kind,
         op=op,
@@ -329,10 +315,19 @@ def _finding(
         first_step=first.first_step,
         n_calls=sum(row.group.n for row in rows),
         n_calls_of_op=n_calls_of_op,
-        worst=worst,
+        worst=worst_diff(data, worst_seq),
         worst_seq=worst_seq,
         severity=_severity(cause, worst_row.group.severity) if kind == "mismatch" else 0.0,
-        next_step=advice,
+        next_step=next_step(
+            kind,
+            cause,
+            op=op,
+            why=explanation,
+            kernel=" and ".join(kernels[:2]),
+            site=sites[0] if sites else "",
+            call=worst_call(worst_seq, first.first_seq, sum(row.group.n for row in rows)),
+            ratio=target_min / ref_min if ref_min > 0 else math.inf,
+        ),
         ref_min_us=ref_min,
         target_min_us=target_min,
         runs=runs,
@@ -341,6 +336,13 @@ def _finding(
         captured=kept[0] if kept else -1,
         kept=kept,
     )
+
+
+def _shortest_us(rows: list[Row]) -> tuple[float, float]:
+    """Time of the fastest call on the reference and on the target, in µs; -1 without any."""
+    ref = min((row.group.ref_us_min for row in rows if row.group.n_ref), default=-1.0)
+    target = min((row.group.target_us_min for row in rows if row.group.n_target), default=-1.0)
+    return ref, target
 
 
 def _commands(finding: Finding, number: int, data: DataFile) -> tuple[str, ...]:
@@ -375,7 +377,10 @@ def _modules(table: CallGroups) -> dict[str, dict[str, None]]:
 
 
 def _kept(kind: str, rows: list[Row], captured: _Captured) -> tuple[int, ...]:
-    """Numbers of the calls whose inputs were captured; for a slow operator, a matching one first."""
+    """Numbers of the calls whose inputs were captured, for a slow operator a matching one first.
+
+    Inputs are captured for some calls only, which need not include the worst.
+    """
     of = {(row.group.context_id, row.group.outcome_id): row.outcome.status for row in rows}
     found = sorted((seq, status) for key, status in of.items() for seq in captured.get(key, ()))
     if kind == "slow":

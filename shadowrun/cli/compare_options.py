@@ -28,6 +28,20 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     settings.add_argument("--no-settings", action="store_true", help="read no settings file")
     add_known_arguments(group)
     add_baseline_argument(group)
+    _add_extent(group)
+    _add_calls(group)
+    group.add_argument(
+        "--ranks",
+        type=rank_numbers,
+        metavar="0,2-3",
+        help="ranks of a distributed program to compare; the others run plain (default: all)",
+    )
+    group.add_argument("--data", default=DATA_FILE, metavar="FILE", help="data file to write (default: %(default)s)")
+    group.add_argument("--append", action="store_true", help="append to the data file instead of replacing it")
+
+
+def _add_extent(group: argparse._ArgumentGroup) -> None:
+    """What is compared and recorded."""
     group.add_argument("--drift", action="store_true", help="also record the accumulated error")
     group.add_argument(
         "--budget",
@@ -51,6 +65,15 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="compare nothing: only record the operators that are called, their inputs and source lines",
     )
+    group.add_argument(
+        "--compiled",
+        action="store_true",
+        help="also compare each region of torch.compile with eager, as a whole",
+    )
+
+
+def _add_calls(group: argparse._ArgumentGroup) -> None:
+    """How each call is run, and what is done with one that fails."""
     group.add_argument(
         "--on-unsupported",
         choices=ON_UNSUPPORTED,
@@ -79,11 +102,6 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
         help="synchronise an asynchronous device after each call, and compare immediately",
     )
     group.add_argument(
-        "--compiled",
-        action="store_true",
-        help="also compare each region of torch.compile with eager, as a whole",
-    )
-    group.add_argument(
         "--stop-on",
         type=words,
         default=[],
@@ -91,14 +109,6 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"raise into the program at the first call that is one of {', '.join(STOP_ON)}; waits for a device "
         "after each call",
     )
-    group.add_argument(
-        "--ranks",
-        type=rank_numbers,
-        metavar="0,2-3",
-        help="ranks of a distributed program to compare; the others run plain (default: all)",
-    )
-    group.add_argument("--data", default=DATA_FILE, metavar="FILE", help="data file to write (default: %(default)s)")
-    group.add_argument("--append", action="store_true", help="append to the data file instead of replacing it")
 
 
 def add_selection_arguments(parser: argparse._ActionsContainer, verb: str) -> None:

@@ -132,11 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 args = parser.parse_args(argv)
         if hasattr(args, "reads_and_runs"):
             args.reads, args.runs_calls = args.reads_and_runs(args)
-        allowance = (
-            ResourceLimits.for_files(_words(args), getattr(args, "packed", 1))
-            if args.reads and not args.no_limits
-            else None
-        )
+        allowance = _limits_for(args)
         # Called by a test or a program, a command stays in its process.
         is_child = argv is None and (args.runs_calls or allowance is not None)
         if is_child and (ended := child_process.in_child(allowance)) is not None:
@@ -172,6 +168,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("shadowrun: internal error: please report the lines above.", file=sys.stderr)
         return 2
     return status
+
+
+def _limits_for(args: argparse.Namespace) -> ResourceLimits | None:
+    """Bounds on memory and time for a command that reads files, by their size."""
+    if not args.reads or args.no_limits:
+        return None
+    return ResourceLimits.for_files(_words(args), getattr(args, "packed", 1))
 
 
 def _words(args: argparse.Namespace) -> Iterator[str]:

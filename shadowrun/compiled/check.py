@@ -137,6 +137,16 @@ class _Check:
                 f"{program.name} fails without compiling too: {error_text(error)}", slug="fails-in-eager"
             ) from error
 
+    def _may_be_random_order(self, reports: tuple[RegionReport, ...]) -> bool:
+        """Whether a difference that no graph shows may be another order of random numbers, which is no fault."""
+        shown = any(r.outcome is RegionOutcome.MISMATCH for r in reports)
+        return bool(self._expected.random_results.kept) and self._backend != "eager" and not shown
+
+    def _described(self) -> str:
+        """The backend and its mode, as a reader knows them."""
+        name = self._backend if isinstance(self._backend, str) else getattr(self._backend, "__name__", "its backend")
+        return f"{name} mode={self._mode}" if self._mode else name
+
     def run(self, until: float, *, ladder: bool, regions: bool, on_progress: Progress) -> CompileReport:
         steps = _Steps()
         on_progress("the whole program", 0, 1)
@@ -162,12 +172,9 @@ class _Check:
             # The program compiles, so what fails is only the way in which its parts were cut out.
             reports = tuple(map(_not_alone, reports))
         if whole.verdict.status is Status.MISMATCH and not alone:
-            shown = any(r.outcome is RegionOutcome.MISMATCH for r in reports)
-            # Another order of random numbers gives other results without any fault.
-            if self._expected.random_results.kept and self._backend != "eager" and not shown:
-                whole.verdict = Verdict(
-                    Status.UNVERIFIED, Cause.RANDOMNESS, "random numbers in another order", whole.verdict.evidence
-                )
+            if self._may_be_random_order(reports):
+                reason = "random numbers in another order"
+                whole.verdict = Verdict(Status.UNVERIFIED, Cause.RANDOMNESS, reason, whole.verdict.evidence)
             else:
                 notes.append(_NO_SINGLE_GRAPH)
         outcome = self._outcome(whole, reports)
@@ -180,12 +187,9 @@ class _Check:
             notes.append("Dynamo made no graph: all of it ran eagerly.")
         if time.perf_counter() > until:
             notes.append("Out of time: this is what is known so far.")
-        described = (
-            self._backend if isinstance(self._backend, str) else getattr(self._backend, "__name__", "its backend")
-        )
         return CompileReport(
             self._program.name,
-            described + (f" mode={self._mode}" if self._mode else ""),
+            self._described(),
             outcome,
             whole.verdict,
             reports,

@@ -306,6 +306,22 @@ _ONE_BY_ONE = frozenset(
 )
 
 
+def _wrapped_compiler(compiler: Any, wrap: Callable[[Any, CompileRequest, bool], Callable[[Any], Any]]) -> Any:
+    """A compiler that AOT autograd calls, wrapped: of a forward graph, or of a backward one."""
+    request = _compiling.request
+    if compiler is None or request is None or isinstance(compiler, _of_inductor):
+        return compiler  # Inductor's wraps its regions itself
+
+    @functools.wraps(compiler)
+    def compile_graph(module: Any, inputs: Any) -> Any:
+        finish = wrap(module, request, True)
+        code = compiler(module, inputs)
+        # Code of Inductor, reached through another backend: its region is wrapped there.
+        return code if hasattr(code, "_wrap_compiled_regions") else finish(code)
+
+    return compile_graph
+
+
 @contextlib.contextmanager
 def wrapped_backends(
     wrap: Callable[[Any, CompileRequest, bool], Callable[[Any], Any]], whole: Callable[[Any, CompileRequest], Any]
@@ -349,27 +365,13 @@ def wrapped_backends(
             code = original_inductor(self, module, inputs, **named)
         return finish(code)
 
-    def wrapped(resolve_backend: Any) -> Any:
-        request = _compiling.request
-        if resolve_backend is None or request is None or isinstance(resolve_backend, _of_inductor):
-            return resolve_backend  # Inductor's wraps its regions itself
-
-        @functools.wraps(resolve_backend)
-        def compile_graph(module: Any, inputs: Any) -> Any:
-            finish = wrap(module, request, True)
-            code = resolve_backend(module, inputs)
-            # Code of Inductor, reached through another backend: its region is wrapped there.
-            return code if hasattr(code, "_wrap_compiled_regions") else finish(code)
-
-        return compile_graph
-
     @functools.wraps(original_stage)
     def stage(state: Any, capture: Any, partition: Any, *compilers: Any, **named: Any) -> Any:
         # A backend that went through AOTAutograd has regions for forward and backward; the outer code is no region of
         # its own.
         _compiling.split = True
-        named = {k: wrapped(c) for k, c in named.items()}
-        return original_stage(state, capture, partition, *map(wrapped, compilers), **named)
+        named = {k: _wrapped_compiler(c, wrap) for k, c in named.items()}
+        return original_stage(state, capture, partition, *(_wrapped_compiler(c, wrap) for c in compilers), **named)
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(patched_attribute(torch._TorchCompileWrapper, "__call__", call))

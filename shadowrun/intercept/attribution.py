@@ -195,16 +195,20 @@ class Attribution:
                 if is_outermost:
                     attribution._inside = False
 
-        # Without this, each module inside a compiled one breaks the graph.
-        torch_compiler.replace_module_call(__call__, original)
         code = __call__.__code__
-        nn.Module.__call__ = __call__  # type: ignore[method-assign]
-        self.call = __call__
-        self._sites.module_call = __call__.__code__
-        if self.native_origins is not None:
-            self.native_origins.module_call = __call__.__code__
+        self._replace_call(__call__, original)
         self._inside = False
         self.resume()
+
+    def _replace_call(self, call: Any, original: Callable[..., Any]) -> None:
+        """Let `nn.Module` use the wrapper, and all that look at frames know it."""
+        # Without this, each module inside a compiled one breaks the graph.
+        torch_compiler.replace_module_call(call, original)
+        nn.Module.__call__ = call  # type: ignore[method-assign]
+        self.call = call
+        self._sites.module_call = call.__code__
+        if self.native_origins is not None:
+            self.native_origins.module_call = call.__code__
 
     def _begin_outermost(self, module: nn.Module) -> bool:
         """Call `outermost` if this call comes from outside of any module; returns whether it does."""

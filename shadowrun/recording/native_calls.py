@@ -135,20 +135,10 @@ def make_native_calls(
         return None
     columns = {name: getattr(buffer, name) for name in ("results", "rungs", "samples", "row_rungs")}
 
-    def digest(t: torch.Tensor) -> Packed | None:
-        # Its row comes next. In a mode's handler, an operator meets nothing but autograd.
-        found: Packed | PendingDigest | None = None
-        if not (n_rows or t.is_cpu):
-            with below_autograd():
-                found = results.waiting.add_plain(t)
-        if found is None:
-            found = results.digest(t)
-        return buffer.reserve(found) if isinstance(found, PendingDigest) else found
-
     rows = buffer.native_rows = core.TensorRows(
         storages=flow.storages,
         form=buffer.form,
-        digest=digest,
+        digest=_digest_function(buffer, results, n_rows),
         number_form=functools.partial(number_form, buffer),
         leaf=Leaf,
         plain_digests=not n_rows,
@@ -173,3 +163,19 @@ def make_native_calls(
         **columns,
     )
     return NativeCalls(handler, rows, results, undeclared)
+
+
+def _digest_function(buffer: BlockBuffer, results: CallResults, n_rows: int) -> Callable[[torch.Tensor], Packed | None]:
+    """What digests the tensors that C cannot; None where the digest is pending."""
+
+    def digest(t: torch.Tensor) -> Packed | None:
+        # Its row comes next. In a mode's handler, an operator meets nothing but autograd.
+        found: Packed | PendingDigest | None = None
+        if not (n_rows or t.is_cpu):
+            with below_autograd():
+                found = results.waiting.add_plain(t)
+        if found is None:
+            found = results.digest(t)
+        return buffer.reserve(found) if isinstance(found, PendingDigest) else found
+
+    return digest

@@ -210,21 +210,6 @@ def _make_module() -> types.ModuleType:
     def set_device(device: Any) -> None:
         _index(device)
 
-    def manual_seed(seed: int) -> None:
-        kernels.GENERATOR.manual_seed(int(seed))
-
-    def get_rng_state(device: Any = None) -> torch.Tensor:
-        _index(device)
-        return kernels.GENERATOR.get_state()
-
-    def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
-        _index(device)
-        kernels.GENERATOR.set_state(new_state)
-
-    def set_rng_state_all(states: list[torch.Tensor]) -> None:
-        (state,) = states
-        kernels.GENERATOR.set_state(state)
-
     functions: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -244,6 +229,35 @@ def _make_module() -> types.ModuleType:
         "Stream": Stream,
         "Event": Event,
         "empty_cache": lambda: None,
+        **_random_stream(),
+        # `torch.autocast` asks a private-use device for these.
+        "get_amp_supported_dtype": lambda: [torch.float16, torch.bfloat16],
+        "is_bf16_supported": lambda: True,
+    }
+    for attribute, function in functions.items():
+        setattr(module, attribute, function)
+    return module
+
+
+def _random_stream() -> dict[str, Any]:
+    """Functions of the device module for its generator."""
+
+    def manual_seed(seed: int) -> None:
+        kernels.GENERATOR.manual_seed(int(seed))
+
+    def get_rng_state(device: Any = None) -> torch.Tensor:
+        _index(device)
+        return kernels.GENERATOR.get_state()
+
+    def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
+        _index(device)
+        kernels.GENERATOR.set_state(new_state)
+
+    def set_rng_state_all(states: list[torch.Tensor]) -> None:
+        (state,) = states
+        kernels.GENERATOR.set_state(state)
+
+    return {
         "manual_seed": manual_seed,
         "manual_seed_all": manual_seed,
         "seed": kernels.GENERATOR.seed,
@@ -253,13 +267,7 @@ def _make_module() -> types.ModuleType:
         "set_rng_state": set_rng_state,
         "get_rng_state_all": lambda: [kernels.GENERATOR.get_state()],
         "set_rng_state_all": set_rng_state_all,
-        # `torch.autocast` asks a private-use device for these.
-        "get_amp_supported_dtype": lambda: [torch.float16, torch.bfloat16],
-        "is_bf16_supported": lambda: True,
     }
-    for attribute, function in functions.items():
-        setattr(module, attribute, function)
-    return module
 
 
 def _synchronize(device: Any = None) -> None:

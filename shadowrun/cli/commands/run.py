@@ -278,6 +278,27 @@ def set_defaults(parser: argparse.ArgumentParser, args: argparse.Namespace) -> N
     parser.set_defaults(**option_defaults(vars(parser)["_actions"], table, os.environ))
 
 
+def _require_baseline(args: argparse.Namespace) -> None:
+    if args.baseline is None and {NEW, WORSE} & set(args.fail_on):
+        raise UsageError(
+            f"--fail-on {','.join(args.fail_on)} compares with an earlier run: name its data file by --baseline.",
+            slug="bad-option",
+        )
+
+
+def _print_report(comparison: Comparison, args: argparse.Namespace) -> bool:
+    """Print or write the report; returns whether the run passes its gate."""
+    from shadowrun.report.run_report import run_document
+
+    with replacing_unencodable():
+        data = "" if args.data == options.DATA_FILE else f" {shlex.quote(args.data)}"
+        document = run_document(comparison, pictures=options.wants_pictures(args))
+        options.print_report(document, args, always=True, more=f"shadowrun report{data} -v")
+        # The last line on the screen is the gate already.
+        at_terminal = args.format is None and sys.stdout.isatty() and sys.stderr.isatty()
+        return comparison.gate(args.fail_on).passed if at_terminal else passes_gate(comparison, args.fail_on)
+
+
 def run(args: argparse.Namespace) -> int:
     """Run the program; returns the exit status.
 
@@ -288,13 +309,8 @@ def run(args: argparse.Namespace) -> int:
     simulated = options.is_simulated(args)
     target = args.target or "sim"
     options.check_outputs(args.output)  # before the program runs, which may take hours
-    if args.baseline is None and {NEW, WORSE} & set(args.fail_on):
-        raise UsageError(
-            f"--fail-on {','.join(args.fail_on)} compares with an earlier run: name its data file by --baseline.",
-            slug="bad-option",
-        )
+    _require_baseline(args)
 
-    from shadowrun.cli.commands.run import LateDeviceComparison
     from shadowrun.cli.program import Program
 
     program = Program(args.module or args.script, is_module=bool(args.module))
@@ -306,7 +322,6 @@ def run(args: argparse.Namespace) -> int:
     import shadowrun
 
     before = options.baseline(args)
-
     line = progress.LiveLine() if progress.wants_live_line(args.progress) else None
 
     # A function: the comparison may have to wait until the program registers its device.
@@ -340,15 +355,7 @@ def run(args: argparse.Namespace) -> int:
         return outcome.status
     sys.stdout.flush()  # the program's output comes before the report
 
-    from shadowrun.report.run_report import run_document
-
-    with replacing_unencodable():
-        data = "" if args.data == options.DATA_FILE else f" {shlex.quote(args.data)}"
-        document = run_document(comparison, pictures=options.wants_pictures(args))
-        options.print_report(document, args, always=True, more=f"shadowrun report{data} -v")
-        # The last line on the screen is the gate already.
-        at_terminal = args.format is None and sys.stdout.isatty() and sys.stderr.isatty()
-        passed = comparison.gate(args.fail_on).passed if at_terminal else passes_gate(comparison, args.fail_on)
+    passed = _print_report(comparison, args)
     if outcome.interrupted:
         raise KeyboardInterrupt  # end the command by the signal, as Python does
     return outcome.status if passed else 1

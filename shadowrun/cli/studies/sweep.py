@@ -59,7 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", metavar="T", help="platform to test: npu, cuda:1, sim, 'cpu[threads=1]', ...")
     parser.add_argument("--ref", default="cpu", metavar="R", help="platform to trust (default: %(default)s)")
     options.add_simulation_arguments(parser)
-    what = parser.add_argument_group("cases")
+    _add_cases(parser.add_argument_group("cases"))
+    _add_limits(parser.add_argument_group("limits"))
+    _add_output(parser.add_argument_group("report"))
+
+
+def _add_cases(what: argparse._ArgumentGroup) -> None:
     what.add_argument(
         "--ops",
         type=options.words,
@@ -95,7 +100,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from", dest="source", metavar="DATA", help="test the calls of a recorded run instead, with its shapes"
     )
     what.add_argument("--list", action="store_true", help="list the cases, and run nothing")
-    how = parser.add_argument_group("limits")
+
+
+def _add_limits(how: argparse._ArgumentGroup) -> None:
     how.add_argument(
         "--jobs",
         type=options.positive_int,
@@ -142,7 +149,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="command that brings the device back, after a case that ended its process",
     )
     how.add_argument("--restart", action="store_true", help="start again, replacing the coverage file")
-    out = parser.add_argument_group("report")
+
+
+def _add_output(out: argparse._ArgumentGroup) -> None:
     out.add_argument("--all", action="store_true", dest="everything", help="print all failures, not only the first 20")
     options.add_known_arguments(out)
     options.add_output_arguments(out, findings=True, has_all=True)

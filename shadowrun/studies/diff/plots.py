@@ -12,6 +12,8 @@ from shadowrun.report.svg import AMBER, BLUE, GREEN, INK, LINE, RED, SOFT, dot, 
 from shadowrun.studies.diff.compare import Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Container, Iterator
+
     from shadowrun.studies.diff.recordings import RecordingDiff
 
 __all__ = ["precision_figure"]
@@ -30,6 +32,14 @@ _COLOURS: Final = {
     Outcome.FORM: RED,
     Outcome.UNKNOWN: SOFT,
 }
+
+
+def _legend(seen: Container[Outcome]) -> Iterator[str]:
+    """Colours of the outcomes that a picture shows, below it."""
+    at = _LEFT
+    for outcome in (o for o in Outcome if o in seen):
+        yield from (dot(at + 4, _BASE + 64, 4, _COLOURS[outcome]), text(at + 13, _BASE + 68, str(outcome), INK))
+        at += 34 + 7 * len(outcome)
 
 
 def precision_figure(found: RecordingDiff) -> tuple[Figure, ...]:
@@ -84,10 +94,7 @@ def precision_figure(found: RecordingDiff) -> tuple[Figure, ...]:
         parts.append(line(at, _TOP - 22, at, _BASE, RED, dash="5 3"))
         parts.append(text(at + shift, _TOP - 14, label, RED, anchor=anchor, bold=True))
     parts.append(text((_LEFT + _WIDTH) / 2, _BASE + 44, "pairs of calls, in call order", SOFT, anchor="middle"))
-    at = _LEFT
-    for outcome in (o for o in Outcome if o in seen):
-        parts += [dot(at + 4, _BASE + 64, 4, _COLOURS[outcome]), text(at + 13, _BASE + 68, str(outcome), INK)]
-        at += 34 + 7 * len(outcome)
+    parts += _legend(seen)
     worst = [int(b) for b in bits if b != NONE]
     caption = f"{n:,} pairs of calls" + (f", {len(chosen):,} points: each the worst of {step}" if step > 1 else "")
     caption += f"; at least {min(worst)} bits are left. " if worst else ". "

@@ -23,7 +23,7 @@ from shadowrun.studies.sweep.cases import ANY_DTYPE, PARTS, Case, CaseFinding, C
 from shadowrun.studies.sweep.coverage_file import ALL, CoverageFile, SweepInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from shadowrun.studies.isolation.pool import Limits, WorkerFailure
 
@@ -112,6 +112,39 @@ def plan(request: SweepRequest) -> Plan:
     return Plan(tuple(tasks), calls)
 
 
+def _open_tasks(planned: Plan, file: CoverageFile, limit: int, on_task: Callable[[Task], None]) -> Iterator[Task]:
+    """Tasks that have parts left to run; `on_task` gets the others."""
+    # The last start may have abandoned parts on a busy machine.
+    file.forget_given_up()
+    for task in _remaining(planned.tasks, file, limit):
+        if task.parts:
+            yield task
+        else:
+            on_task(task)
+
+
+def _run(pool: Pool[Task], work: SweepWork) -> int:
+    """Run all tasks of a pool, and close it; returns how many are open."""
+    with contextlib.closing(pool):
+        pool.run()
+    return work.n_given_up + work.n_left
+
+
+def _worker_settings(request: SweepRequest, planned: Plan, jobs: int, limits: Limits) -> dict[str, Any]:
+    return {
+        "target": request.target,
+        "ref": request.ref,
+        "flaws": request.flaws,
+        "database": planned.calls is None,
+        "seed": request.seed,
+        "samples": request.samples,
+        # More threads than processors slow each other down, and cases then time out.
+        "threads": max(1, _n_processors() // jobs),
+        # Half: the process of a platform must time out before the worker that waits for it is killed.
+        "call_limit_s": limits.seconds / 2,
+    }
+
+
 def sweep(
     request: SweepRequest,
     planned: Plan,
@@ -155,33 +188,13 @@ def sweep(
         file.finish(task.operator, task.dtype, part, limit, n_duplicates)
 
     try:
-        tasks = []
-        # The last start may have abandoned parts on a busy machine.
-        file.forget_given_up()
-        for task in _remaining(planned.tasks, file, limit):
-            if task.parts:
-                tasks.append(task)
-            else:
-                on_task(task)
-        settings = {
-            "target": request.target,
-            "ref": request.ref,
-            "flaws": request.flaws,
-            "database": planned.calls is None,
-            "seed": request.seed,
-            "samples": request.samples,
-            # More threads than processors slow each other down, and cases then time out.
-            "threads": max(1, _n_processors() // jobs),
-            # Half: the process of a platform must time out before the worker that waits for it is killed.
-            "call_limit_s": limits.seconds / 2,
-        }
+        tasks = list(_open_tasks(planned, file, limit, on_task))
         if tasks:
+            settings = _worker_settings(request, planned, jobs, limits)
             until = math.inf if request.seconds is None else began + request.seconds
             work = SweepWork(tasks, planned.calls, result, finish, on_task, until)
-            made: Pool[Task] = Pool(ENTRY, settings, jobs, limits, work, request.reset_command, resets_always=True)
-            with contextlib.closing(made) as pool:
-                pool.run()
-            n_open = work.n_given_up + work.n_left
+            pool: Pool[Task] = Pool(ENTRY, settings, jobs, limits, work, request.reset_command, resets_always=True)
+            n_open = _run(pool, work)
         complete = not n_open
     # What was run is in the file: the same command resumes the sweep.
     except KeyboardInterrupt:
