@@ -195,8 +195,8 @@ class Attribution:
                 if is_outermost:
                     attribution._inside = False
 
-        code = __call__.__code__
         self._replace_call(__call__, original)
+        code = __call__.__code__  # which replacing it has changed
         self._inside = False
         self.resume()
 

@@ -396,7 +396,7 @@ def test_an_interrupt_does_not_mix_up_answers(own_worker, monkeypatch):
 
 
 def test_a_process_that_does_not_start_is_refused(monkeypatch):
-    monkeypatch.setattr(client, "_START", "raise SystemExit('no such thing')")
+    monkeypatch.setattr("shadowrun.platforms.worker.process._START", "raise SystemExit('no such thing')")
     with pytest.raises(PlatformError, match=r"did not start \(exit status 1\): no such thing\.") as caught:
         Worker(parse(SPEC)).start()
     assert caught.value.slug == "no-worker"
