@@ -87,16 +87,17 @@ class PerturbedRounding(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
-def filled_memory(*, zeros: bool = False) -> Iterator[None]:
+def filled_memory(*, zeros: bool = False, ones: bool = False) -> Iterator[None]:
     """New memory holds NaN, and the largest number of integers: results with these depend on what no kernel writes.
 
     Torch fills it where algorithms have to be deterministic.
 
     Args:
         zeros: It holds zeros instead; torch has no such switch, so that this reaches ``torch.empty`` and its like only.
+        ones: Ones, likewise.
     """
-    if zeros:
-        with _ZeroedMemory():  # type: ignore[no-untyped-call]
+    if zeros or ones:
+        with _EvenMemory(int(ones)):
             yield
         return
     was = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
@@ -113,8 +114,12 @@ def filled_memory(*, zeros: bool = False) -> Iterator[None]:
         memory.fill_uninitialized_memory = filled
 
 
-class _ZeroedMemory(DispatchMode):  # type: ignore[no-untyped-call]
-    """New memory that the program asks for (``torch.empty``) holds zeros; what a kernel takes for itself does not."""
+class _EvenMemory(DispatchMode):  # type: ignore[no-untyped-call]
+    """New memory that the program asks for (``torch.empty``) holds a number; what a kernel takes itself does not."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._number = number
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -124,7 +129,7 @@ class _ZeroedMemory(DispatchMode):  # type: ignore[no-untyped-call]
             and not schema_of(func).is_mutable
             and facts(schema_of(func).name).uninitialised
         ):
-            out.zero_()
+            out.fill_(self._number)
         return out
 
 

@@ -153,6 +153,12 @@ def test_an_operator_that_refuses_nan_reads_the_new_memory():
     assert not _reads_new_memory(variant(Graph((Input("x", (6,)),), (new, half), (Ref(1),))))
 
 
+def test_numbers_that_one_operator_makes_equal_are_told_apart():
+    # Recipe 98770 of a campaign: heaviside is 0 where the memory holds NaN, and where it holds zeros.
+    new, step = Node(aten.new_empty.default, (Ref(-1), (6,))), Node(aten.heaviside.default, (Ref(0), Ref(0)))
+    assert _reads_new_memory(variant(Graph((Input("x", (6,)),), (new, step), (Ref(1),))))
+
+
 @pytest.mark.parametrize("output", [0, 1])
 def test_memory_that_a_kernel_takes_for_itself_may_agree_by_chance(monkeypatch, output):
     # Recipe 13725 of a campaign: both runs had the memory of a former variant, the device's run had not.
