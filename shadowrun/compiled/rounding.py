@@ -97,7 +97,7 @@ def filled_memory(*, zeros: bool = False, ones: bool = False) -> Iterator[None]:
         ones: Ones, likewise.
     """
     if zeros or ones:
-        with _EvenMemory(int(ones)):
+        with _ConstantMemory(int(ones)):
             yield
         return
     was = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
@@ -114,7 +114,7 @@ def filled_memory(*, zeros: bool = False, ones: bool = False) -> Iterator[None]:
         memory.fill_uninitialized_memory = filled
 
 
-class _EvenMemory(DispatchMode):  # type: ignore[no-untyped-call]
+class _ConstantMemory(DispatchMode):  # type: ignore[no-untyped-call]
     """New memory that the program asks for (``torch.empty``) holds a number; what a kernel takes itself does not."""
 
     def __init__(self, number: int) -> None:
