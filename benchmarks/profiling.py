@@ -135,7 +135,7 @@ _COMPARE = "compare"
 _JUDGE = "judge, results that differ or are drawn"
 _RECORD = "record, with writing to the data file"
 _COMPILED_PARTS = (_ATTRIBUTION, _CONTEXT, _COPIES, _REPLAY, _COMPARE, _RECORD)
-"""In the order of shadowrun/native/handler.h."""
+"""In the order of shadowrun/native/compare.h."""
 _PARTS = (_ATTRIBUTION, _CONTEXT, _COPIES, _REPLAY, _COMPARE, _JUDGE, _RECORD)
 
 

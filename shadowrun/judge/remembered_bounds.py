@@ -66,7 +66,7 @@ class ContextBounds:
         results: For each result.
         is_enough: The diffs decide; False where each call also has to be counted, or another run compared.
         passed_subnormals: The oracle passed results with zeros against subnormal numbers, so there is an oracle.
-        native: The same in C (native/compare_close.c); None where only Python judges.
+        native: The same in C (native/compare_call.c); None where only Python judges.
     """
 
     results: tuple[ResultBound, ...]

@@ -1,4 +1,4 @@
-/* The handler of a comparison: what compare_handler.c, compare_call.c and compare_close.c share. */
+/* The handler of a comparison: what compare_handler.c and compare_call.c share. */
 
 #ifndef SHADOWRUN_COMPARE_H
 #define SHADOWRUN_COMPARE_H
@@ -63,13 +63,6 @@ int sr_needs_look(SrCompareHandler *self, SrCall *call, long long actual_ns, lon
 /* Append a row with a number from `sr_next_seq`; -1 with an exception. */
 int sr_add_row(
     SrCompareHandler *self, long long seq, long long context, PyObject *verdict, long long ref_ns, long long target_ns, double drift);
-
-/* compare_close.c: record a call whose results differ within what its context passes: 1; 0 where Python must look; `failed`
- * is -1 with an exception. `mine` and `others` are the `n` results of the program's run and of the replay. */
-enum { SR_MAX_CLOSE = 8 };
-int sr_add_close(
-    SrCompareHandler *self, SrCall *call, PyObject *const *mine, PyObject *const *others, Py_ssize_t n, long long ns, long long other_ns,
-    int *failed);
 
 /* Call `reporter` with the exception that is set; -1 where that is an interrupt, or the reporter failed. */
 int sr_report(PyObject *reporter, SrCall *call);

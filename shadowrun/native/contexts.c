@@ -1,15 +1,479 @@
-/* The key of a call's context, which the calls of one row in the data file have in common; and the contexts already met.
- *
- * Shapes, small integers, strings and the like become bytes. A value that is known by its identity (a type, a device)
- * is kept as an object after them. Two keys are equal where those of recording/recorder.py are equal, except that True and
- * 1 are two values here.
+/* The context of a call, which the calls of one row in the data file have in common: its origin, and the key of its operator
+ * and arguments; and the contexts already met.
  */
 
-#include "contexts.h"
+#include "core.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <structmember.h>
+
+/* ---- origin: module, phase, source line ----------------------------------------------------------------------------- */
+
+/* The fast half of intercept/attribution.py and intercept/call_sites.py. `Origins` answers where all that it needs is cached,
+ * which is nearly always. Anything else, and any failure, goes to the Python code, which finds the origin and fills the
+ * caches. Nothing is changed before the answer is known. */
+
+/* Slots of the state of a thread: `_ThreadState` of intercept/attribution.py. */
+enum { ABOVE, ENTERED, LAST_NUMBER, LINKS, MODULES, RECOMPUTED, RECOMPUTING, N_SLOTS };
+
+enum { SITES_KEPT = 512 }; /* a power of two */
+
+/* A site that was found: what `found` has for a code and an offset, without the objects that its key is made of. */
+typedef struct {
+    PyObject *code; /* kept alive by `found` */
+    int offset;
+    PyObject *found; /* owned */
+} KnownSite;
+
+struct SrOrigins {
+    PyObject_HEAD
+    PyObject *threads; /* threading.local: its attribute `state` */
+    PyObject *kinds;   /* dict: file name to kind of code */
+    PyObject *found;   /* dict: (id of code, offset) to (site, in optimizer, code) */
+    PyObject *mark;    /* type of the marks (f_trace) in frames of optimizers */
+    PyObject *phases;  /* tuple: forward, backward, optimizer */
+    PyObject *node;    /* callable: the autograd node that is executed */
+    PyObject *number;  /* callable: the sequence number that the next autograd node gets */
+    PyObject *find;    /* callable: the same in Python */
+    PyObject *module_call; /* code that modules are called through, or None */
+    PyObject *state;   /* of the thread that called last, or NULL */
+    uint64_t state_of; /* id of that thread */
+    PyTypeObject *state_type;
+    Py_ssize_t slots[N_SLOTS];     /* offsets in it */
+    Py_ssize_t found_in_mark;  /* likewise */
+    Py_ssize_t max_links;
+    KnownSite sites[SITES_KEPT];
+};
+
+enum { ORIGIN_LIBRARY, ORIGIN_USER, ORIGIN_OPTIMIZER };
+
+/* The source line of an instruction: a borrowed reference; NULL, perhaps with an exception, where it is not cached. */
+static PyObject *origin_site(SrOrigins *self, PyCodeObject *code, int offset) {
+    uintptr_t spread = ((uintptr_t)code >> 4) ^ ((uintptr_t)offset * 37);
+    KnownSite *kept = &self->sites[spread & (SITES_KEPT - 1)];
+    if (kept->code == (PyObject *)code && kept->offset == offset) {
+        return kept->found;
+    }
+    PyObject *id = PyLong_FromVoidPtr(code), *number = PyLong_FromLong(offset);
+    PyObject *key = id == NULL || number == NULL ? NULL : PyTuple_Pack(2, id, number);
+    PyObject *found = key == NULL ? NULL : PyDict_GetItemWithError(self->found, key);
+    Py_XDECREF(id);
+    Py_XDECREF(number);
+    Py_XDECREF(key);
+    if (found == NULL || !PyTuple_CheckExact(found) || PyTuple_GET_SIZE(found) != 3 ||
+        PyTuple_GET_ITEM(found, 2) != (PyObject *)code) { /* which keeps the code, and so its id, alive */
+        return NULL;
+    }
+    kept->code = (PyObject *)code;
+    kept->offset = offset;
+    Py_XSETREF(kept->found, Py_NewRef(found));
+    return found;
+}
+
+/* What the mark in an optimizer's frame remembers: a new reference, or NULL, perhaps with an exception. */
+static PyObject *origin_marked(SrOrigins *self, PyFrameObject *frame) {
+    SR_NAME(trace, "f_trace") { return NULL; }
+    static PyObject *descriptor;
+    if (descriptor == NULL && (descriptor = PyObject_GetAttr((PyObject *)&PyFrame_Type, trace)) == NULL) {
+        return NULL;
+    }
+    PyObject *mark = sr_get_computed((PyObject *)frame, descriptor, trace);
+    int ours = mark != NULL && (PyObject *)Py_TYPE(mark) == self->mark;
+    PyObject *found = ours ? Py_XNewRef(sr_slot(mark, self->found_in_mark)) : NULL;
+    Py_XDECREF(mark);
+    return found;
+}
+
+static PyObject *origin_from_frame(SrOrigins *self, PyFrameObject *frame, PyObject *above, Py_ssize_t level);
+
+/* What is found above the frame of the module call of that level; remembered for the other operators of the call. */
+static PyObject *origin_above_module(SrOrigins *self, PyFrameObject *frame, PyObject *above, Py_ssize_t level) {
+    PyObject *found = Py_NewRef(PyList_GET_ITEM(above, level));
+    if (found == Py_None) {
+        Py_DECREF(found);
+        PyFrameObject *back = PyFrame_GetBack(frame);
+        found = back == NULL ? NULL : origin_from_frame(self, back, above, level - 1);
+        Py_XDECREF(back);
+        if (found != NULL && level < PyList_GET_SIZE(above)) {
+            PyList_SetItem(above, level, Py_NewRef(found));
+        }
+    }
+    return found;
+}
+
+/* What is found from a frame outwards: a new reference; NULL, perhaps with an exception, where it is not cached. */
+static PyObject *origin_from_frame(SrOrigins *self, PyFrameObject *frame, PyObject *above, Py_ssize_t level) {
+    PyObject *found = NULL;
+    int in_optimizer = 0;
+    Py_INCREF(frame);
+    while (frame != NULL) {
+        PyCodeObject *code = PyFrame_GetCode(frame);
+        PyObject *kind = PyDict_GetItemWithError(self->kinds, code->co_filename);
+        long k = kind == NULL ? -1 : PyLong_AsLong(kind);
+        int last = 1;
+        if (k == ORIGIN_LIBRARY && !((PyObject *)code == self->module_call && level >= 0)) {
+            last = 0;
+        } else if (k == ORIGIN_LIBRARY) {
+            found = in_optimizer ? NULL : origin_above_module(self, frame, above, level);
+        } else if (k == ORIGIN_USER) {
+            found = in_optimizer ? NULL : Py_XNewRef(origin_site(self, code, PyFrame_GetLasti(frame)));
+        } else if (k == ORIGIN_OPTIMIZER) {
+            found = origin_marked(self, frame);
+            /* A helper function has no mark, and is not worth one: the loop over the parameters is, one frame up. Where
+             * that has none either, Python puts one there. */
+            last = found != NULL || in_optimizer++;
+        }
+        Py_DECREF(code);
+        PyFrameObject *back = last || PyErr_Occurred() ? NULL : PyFrame_GetBack(frame);
+        Py_DECREF(frame);
+        frame = back;
+    }
+    if (found != NULL && !(PyTuple_Check(found) && PyTuple_GET_SIZE(found) == 3)) {
+        Py_CLEAR(found);
+    }
+    return found;
+}
+
+static sr_result origin_put(SrOrigin *origin, PyObject *module, PyObject *phase, PyObject *site) {
+    *origin = (SrOrigin){Py_NewRef(module), Py_NewRef(phase), Py_NewRef(site)};
+    return SR_DONE;
+}
+
+void sr_drop_origin(SrOrigin *origin) {
+    Py_CLEAR(origin->module);
+    Py_CLEAR(origin->phase);
+    Py_CLEAR(origin->site);
+}
+
+/* A slot of a thread's state: borrowed; NULL where it was deleted. */
+static PyObject *origin_slot(const SrOrigins *self, PyObject *state, int which) {
+    return sr_slot(state, self->slots[which]);
+}
+
+/* The state of this thread: a new reference, or NULL. */
+static PyObject *origin_thread_state(SrOrigins *self) {
+    SR_NAME(state_name, "state") { return NULL; }
+    uint64_t thread = PyThreadState_GetID(PyThreadState_Get());
+    if (self->state != NULL && self->state_of == thread) {
+        return Py_NewRef(self->state);
+    }
+    PyObject *state = PyObject_GetAttr(self->threads, state_name);
+    /* Slots are read at fixed offsets: a state of another type would be read as something else. */
+    if (state != NULL && Py_TYPE(state) != self->state_type) {
+        Py_CLEAR(state);
+    }
+    if (state != NULL) {
+        self->state_of = thread; /* first: releasing the former state may run other threads */
+        Py_XSETREF(self->state, Py_NewRef(state));
+    }
+    return state;
+}
+
+/* The sequence number that the next autograd node gets; -1, perhaps with an exception. */
+static long long origin_next_number(SrOrigins *self) {
+    PyObject *number = PyObject_CallNoArgs(self->number);
+    long long found = number == NULL ? -1 : PyLong_AsLongLong(number);
+    Py_XDECREF(number);
+    return found;
+}
+
+/* Whether autograd has made no node since `last_number` was set; -1 where that is unknown. `number`: of its next node. */
+static int origin_is_latest(SrOrigins *self, PyObject *state, long long *number) {
+    *number = origin_next_number(self);
+    PyObject *last = origin_slot(self, state, LAST_NUMBER);
+    if (*number < 0 || last == NULL || !PyLong_CheckExact(last)) {
+        return -1;
+    }
+    return PyLong_AsLongLong(last) == *number;
+}
+
+static int origin_is_falsy(PyObject *value) { return value != NULL && PyObject_Not(value) == 1; }
+
+/* Of a call in a backward pass. A fallback may come with an exception, here and below. */
+static sr_result origin_in_backward(SrOrigins *self, PyObject *state, PyObject *node, SrOrigin *origin) {
+    SR_NAME(sequence_nr, "_sequence_nr") { return 0; }
+    if (origin_slot(self, state, ENTERED) != Py_True || !origin_is_falsy(origin_slot(self, state, RECOMPUTING)) ||
+        !origin_is_falsy(origin_slot(self, state, RECOMPUTED))) {
+        return 0;
+    }
+    long long counter;
+    PyObject *number = PyObject_CallMethodNoArgs(node, sequence_nr);
+    PyObject *links = origin_slot(self, state, LINKS);
+    sr_result done = SR_FALLBACK;
+    if (number != NULL && links != NULL && PyDict_Check(links) && origin_is_latest(self, state, &counter) == 1) {
+        PyObject *link = PyDict_GetItemWithError(links, number);
+        if (link != NULL && PyTuple_Check(link) && PyTuple_GET_SIZE(link) == 2) {
+            done = origin_put(origin, PyTuple_GET_ITEM(link, 0), PyTuple_GET_ITEM(self->phases, 1),
+                             PyTuple_GET_ITEM(link, 1));
+        }
+    }
+    Py_XDECREF(number);
+    return done;
+}
+
+/* Remember the module and line of a forward call, for its backward; -1 where Python has to. */
+static int origin_link_forward(SrOrigins *self, PyObject *state, PyObject *module, PyObject *site) {
+    long long number;
+    int same = origin_is_latest(self, state, &number), failed = same == 1 ? 0 : -1;
+    PyObject *links = same == 0 ? origin_slot(self, state, LINKS) : NULL;
+    if (links != NULL && PyDict_Check(links) && PyDict_GET_SIZE(links) < self->max_links) {
+        /* The node of this very call already exists: its number is the one before the next. */
+        PyObject *own = PyLong_FromLongLong(number - 1), *last = PyLong_FromLongLong(number);
+        PyObject *link = own == NULL || last == NULL ? NULL : PyTuple_Pack(2, module, site);
+        if (link != NULL) {
+            PyObject **kept = (PyObject **)((char *)state + self->slots[LAST_NUMBER]);
+            Py_XSETREF(*kept, Py_NewRef(last));
+            failed = PyDict_SetItem(links, own, link);
+        }
+        Py_XDECREF(link);
+        Py_XDECREF(last);
+        Py_XDECREF(own);
+    }
+    return failed;
+}
+
+/* The frame `depth` above the one that is executed: a new reference, or NULL. */
+static PyFrameObject *origin_frame_at(int depth) {
+    PyFrameObject *frame = (PyFrameObject *)Py_XNewRef(PyEval_GetFrame());
+    while (frame != NULL && depth-- > 0) {
+        PyFrameObject *back = PyFrame_GetBack(frame);
+        Py_DECREF(frame);
+        frame = back;
+    }
+    return frame;
+}
+
+/* Of a call in a forward pass or in an optimizer. */
+static sr_result origin_in_forward(SrOrigins *self, PyObject *state, int depth, SrOrigin *origin) {
+    static PyObject *nothing;
+    if (nothing == NULL && (nothing = PyUnicode_InternFromString("")) == NULL) {
+        return 0;
+    }
+    PyObject *modules = origin_slot(self, state, MODULES), *above = origin_slot(self, state, ABOVE);
+    PyFrameObject *frame = modules == NULL || above == NULL ? NULL : origin_frame_at(depth);
+    if (frame == NULL || !PyList_Check(modules) || !PyList_Check(above)) {
+        Py_XDECREF(frame);
+        return 0;
+    }
+    Py_ssize_t n = PyList_GET_SIZE(modules);
+    PyObject *module = Py_NewRef(n ? PyList_GET_ITEM(modules, n - 1) : nothing);
+    PyObject *found = origin_from_frame(self, frame, above, PyList_GET_SIZE(above) - 1);
+    sr_result done = SR_FALLBACK;
+    if (found != NULL) {
+        PyObject *site = PyTuple_GET_ITEM(found, 0);
+        if (PyTuple_GET_ITEM(found, 1) == Py_True) {
+            done = origin_put(origin, module, PyTuple_GET_ITEM(self->phases, 2), site);
+        } else if (origin_link_forward(self, state, module, site) == 0) {
+            done = origin_put(origin, module, PyTuple_GET_ITEM(self->phases, 0), site);
+        }
+    }
+    Py_DECREF(frame);
+    Py_DECREF(module);
+    Py_XDECREF(found);
+    return done;
+}
+
+static sr_result origin_from_caches(SrOrigins *self, int depth, SrOrigin *origin) {
+    PyObject *state = origin_thread_state(self);
+    PyObject *node = state == NULL ? NULL : PyObject_CallNoArgs(self->node);
+    sr_result done = SR_FALLBACK;
+    if (node != NULL) {
+        done = node == Py_None ? origin_in_forward(self, state, depth, origin) : origin_in_backward(self, state, node, origin);
+    }
+    Py_XDECREF(node);
+    Py_XDECREF(state);
+    return done;
+}
+
+static sr_result origin_from_python(SrOrigins *self, int depth, SrOrigin *origin) {
+    PyObject *number = PyLong_FromLong(depth);
+    PyObject *found = number == NULL ? NULL : PyObject_CallOneArg(self->find, number);
+    sr_result done = SR_ERROR;
+    if (found != NULL && PyTuple_Check(found) && PyTuple_GET_SIZE(found) == 3) {
+        done = origin_put(origin, PyTuple_GET_ITEM(found, 0), PyTuple_GET_ITEM(found, 1), PyTuple_GET_ITEM(found, 2));
+    } else if (found != NULL) {
+        PyErr_SetString(PyExc_TypeError, "Origins: an origin is a tuple of three");
+    }
+    Py_XDECREF(number);
+    Py_XDECREF(found);
+    return done;
+}
+
+sr_result sr_find_origin(SrOrigins *self, int depth, SrOrigin *origin) {
+    *origin = (SrOrigin){NULL, NULL, NULL};
+    if (self->find == NULL) { /* cleared by the garbage collector */
+        PyErr_SetString(PyExc_RuntimeError, "Origins: cleared");
+        return SR_ERROR;
+    }
+    if (origin_from_caches(self, depth, origin) == SR_DONE) {
+        return SR_DONE;
+    }
+    return sr_interrupted() ? SR_ERROR : origin_from_python(self, depth, origin);
+}
+
+sr_result sr_note_origin(SrOrigins *self, int depth) {
+    SrOrigin origin;
+    if (self->find != NULL) {
+        long long number;
+        PyObject *state = origin_thread_state(self);
+        int same = state == NULL ? -1 : origin_is_latest(self, state, &number);
+        Py_XDECREF(state);
+        if (same == 1) {
+            return SR_DONE;
+        }
+        if (sr_interrupted()) {
+            return SR_ERROR;
+        }
+    }
+    sr_result done = sr_find_origin(self, depth, &origin);
+    if (done == SR_DONE) {
+        sr_drop_origin(&origin);
+    }
+    return done;
+}
+
+/* The type, and its methods in Python. */
+
+static PyTypeObject *origins_type;
+
+static const SrField origins_fields[] = {
+    SR_FIELD(SrOrigins, threads), SR_FIELD(SrOrigins, kinds),  SR_FIELD(SrOrigins, found), SR_FIELD(SrOrigins, mark),
+    SR_FIELD(SrOrigins, phases),  SR_FIELD(SrOrigins, node),   SR_FIELD(SrOrigins, number), SR_FIELD(SrOrigins, find),
+    {NULL, 0},
+};
+
+/* Where the slots of a thread's state lie; -1 with an exception. */
+static int origins_find_slots(SrOrigins *self) {
+    static const char *names[N_SLOTS] = {"above",   "entered",    "last_number", "links",
+                                         "modules", "recomputed", "recomputing"};
+    PyObject *state = PyObject_GetAttrString(self->threads, "state");
+    if (state == NULL) {
+        return -1;
+    }
+    self->state_type = (PyTypeObject *)Py_NewRef(Py_TYPE(state));
+    Py_DECREF(state);
+    for (int i = 0; i < N_SLOTS; i++) {
+        self->slots[i] = sr_slot_offset(self->state_type, names[i]);
+        if (self->slots[i] < 0) {
+            return -1;
+        }
+    }
+    self->found_in_mark = sr_slot_offset((PyTypeObject *)self->mark, "found");
+    return self->found_in_mark < 0 ? -1 : 0;
+}
+
+/* A number of frames; -1 with an exception. */
+static int origins_n_frames(PyObject *depth) {
+    long n = PyLong_AsLong(depth);
+    return n == -1 && PyErr_Occurred() ? -1 : n < 0 ? 0 : (int)Py_MIN(n, 1 << 30);
+}
+
+/* find(depth): see Attribution.place. */
+static PyObject *origins_find(SrOrigins *self, PyObject *depth) {
+    SrOrigin origin;
+    int n = origins_n_frames(depth);
+    if (n < 0 || sr_find_origin(self, n, &origin) != SR_DONE) {
+        return NULL;
+    }
+    PyObject *made = PyTuple_Pack(3, origin.module, origin.phase, origin.site);
+    sr_drop_origin(&origin);
+    return made;
+}
+
+/* note(depth): see Attribution.note. */
+static PyObject *origins_note(SrOrigins *self, PyObject *depth) {
+    int n = origins_n_frames(depth);
+    if (n < 0 || sr_note_origin(self, n) != SR_DONE) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* Fill in the fields from keyword arguments; -1 with an exception. */
+static int origins_take(SrOrigins *self, PyObject *given) {
+    if (sr_take_fields((PyObject *)self, given, origins_fields)) {
+        return -1;
+    }
+    PyObject *most = PyDict_GetItemString(given, "max_links");
+    self->max_links = most == NULL ? -1 : PyLong_AsSsize_t(most);
+    if (PyErr_Occurred()) {
+        return -1;
+    }
+    if (self->max_links < 0 || !PyDict_Check(self->kinds) || !PyDict_Check(self->found) ||
+        !PyTuple_Check(self->phases) || PyTuple_GET_SIZE(self->phases) != 3 || !PyType_Check(self->mark)) {
+        return sr_wrong_type((PyObject *)self);
+    }
+    return origins_find_slots(self);
+}
+
+static PyObject *origins_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    SrOrigins *self = (SrOrigins *)sr_new_by_name(type, args);
+    if (self != NULL) {
+        self->module_call = Py_NewRef(Py_None);
+        if (origins_take(self, kwargs)) {
+            Py_CLEAR(self);
+        }
+    }
+    return (PyObject *)self;
+}
+
+static int origins_traverse(SrOrigins *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->module_call);
+    Py_VISIT(self->state);
+    Py_VISIT(self->state_type);
+    for (int i = 0; i < SITES_KEPT; i++) {
+        Py_VISIT(self->sites[i].found);
+    }
+    return sr_visit_fields((PyObject *)self, origins_fields, visit, arg);
+}
+
+static int origins_clear(SrOrigins *self) {
+    sr_clear_fields((PyObject *)self, origins_fields);
+    Py_CLEAR(self->module_call);
+    Py_CLEAR(self->state);
+    Py_CLEAR(self->state_type);
+    for (int i = 0; i < SITES_KEPT; i++) {
+        self->sites[i].code = NULL;
+        Py_CLEAR(self->sites[i].found);
+    }
+    return 0;
+}
+
+static PyMethodDef origins_methods[] = {
+    {"find", (PyCFunction)origins_find, METH_O, NULL},
+    {"note", (PyCFunction)origins_note, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef origins_members[] = {
+    {"module_call", T_OBJECT_EX, offsetof(SrOrigins, module_call), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot origins_slots[] = {
+    {Py_tp_new, origins_new},         {Py_tp_dealloc, sr_dealloc}, {Py_tp_traverse, origins_traverse}, {Py_tp_clear, origins_clear},
+    {Py_tp_methods, origins_methods},    {Py_tp_members, origins_members}, {0, NULL},
+};
+
+static PyType_Spec origins_spec = {
+    .name = "shadowrun.native._core.Origins",
+    .basicsize = sizeof(SrOrigins),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = origins_slots,
+};
+
+int sr_is_origins(PyObject *value) { return Py_IS_TYPE(value, origins_type); }
+
+int sr_add_origins_type(PyObject *module) { return sr_add_type(module, &origins_spec, &origins_type); }
+
+/* ---- keys ----------------------------------------------------------------------------------------------------------- */
+
+/* Shapes, small integers, strings and the like become bytes. A value that is known by its identity (a type, a device)
+ * is kept as an object after them. Two keys are equal where those of recording/recorder.py are equal, except that True and
+ * 1 are two values here. */
 
 enum { KEY_MAX_ITEMS = 4, KEY_LARGEST_INTEGER = 1024 };
 
@@ -193,7 +657,7 @@ int sr_key_put_call(SrKey *key, PyObject *args, PyObject *kwargs) {
     return 0;
 }
 
-PyObject *sr_key_tuple(SrKey *key, PyObject *index, PyObject *device, const SrOrigin *origin) {
+static PyObject *key_tuple(SrKey *key, PyObject *index, PyObject *device, const SrOrigin *origin) {
     PyObject *bytes = PyBytes_FromStringAndSize(key->bytes, (Py_ssize_t)key->length);
     PyObject *made = bytes == NULL ? NULL : PyTuple_New(6 + key->n_objects);
     if (made == NULL) {
@@ -244,7 +708,7 @@ PyObject *sr_context_key(PyObject *module, PyObject *const *args, Py_ssize_t n) 
     SrOrigin origin = {PyTuple_GET_ITEM(args[2], 0), PyTuple_GET_ITEM(args[2], 1), PyTuple_GET_ITEM(args[2], 2)};
     SrKey key;
     sr_key_begin(&key, n == 6 && args[5] == Py_True);
-    PyObject *made = sr_key_put_call(&key, args[3], args[4]) ? NULL : sr_key_tuple(&key, args[0], args[1], &origin);
+    PyObject *made = sr_key_put_call(&key, args[3], args[4]) ? NULL : key_tuple(&key, args[0], args[1], &origin);
     sr_key_drop(&key);
     return made;
 }
@@ -431,7 +895,7 @@ int sr_context_number(SrContextCache *cache, PyObject *contexts, PyObject *index
                 found = 1;
             } else {
                 key.length = call_length; /* the tuple holds the objects themselves */
-                PyObject *tuple = sr_key_tuple(&key, index, device, origin);
+                PyObject *tuple = key_tuple(&key, index, device, origin);
                 found = cache_look_up_in_dict(contexts, tuple, number);
                 if (found) {
                     cache_remember(cache, hash, &key, length, origin, *number);

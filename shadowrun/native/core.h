@@ -94,9 +94,6 @@ int sr_read_version(PyObject *tensor, long long *version);
 PyObject *sr_setup_places(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *sr_place(PyObject *module, PyObject *tensor);
 
-/* contexts.c */
-PyObject *sr_context_key(PyObject *module, PyObject *const *args, Py_ssize_t n);
-
 /* stats.c */
 PyObject *sr_setup_diff(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *sr_diff(PyObject *module, PyObject *const *args, Py_ssize_t n);
@@ -128,7 +125,7 @@ PyObject *sr_diff_row(long long seq, Py_ssize_t position, PyObject *tensor, cons
 /* Strides of two contiguous tensors of one shape: a tuple, None if they differ, NULL with an exception. */
 PyObject *sr_common_strides(PyObject *actual, PyObject *expected, const SrTensor *t);
 
-/* origin.c: module, phase and source line of a call. `depth` frames above the one that is executed are left out. */
+/* contexts.c: module, phase and source line of a call. `depth` frames above the one that is executed are left out. */
 typedef struct SrOrigins SrOrigins;
 typedef struct {
     PyObject *module, *phase, *site; /* owned */
@@ -139,10 +136,37 @@ sr_result sr_find_origin(SrOrigins *self, int depth, SrOrigin *origin); /* done,
 void sr_drop_origin(SrOrigin *origin);
 sr_result sr_note_origin(SrOrigins *self, int depth); /* for the call's backward; done, or an error */
 
-/* call_pages.c */
-PyObject *sr_call_rows(PyObject *module, PyObject *args);
+/* What makes a context, but for the operator and the origin: bytes, and objects that have none. */
+typedef struct {
+    char *bytes, first[512];
+    size_t length, room;
+    PyObject **objects, *first_objects[16]; /* owned */
+    Py_ssize_t n_objects, objects_room;
+    int exact; /* each value counts, and of a tensor only that it is one: the key of a recording's context */
+} SrKey;
 
-/* compare_rows.c */
+/* 0, or -1 with an exception. */
+void sr_key_begin(SrKey *key, int exact);
+void sr_key_drop(SrKey *key);
+int sr_key_put(SrKey *key, const void *bytes, size_t n);
+int sr_key_put_call(SrKey *key, PyObject *args, PyObject *kwargs);
+
+/* Contexts by the identity of what their keys hold. A hit makes no object; a miss may still be in the dict
+ * of all contexts. */
+typedef struct SrContextCache SrContextCache;
+uint64_t sr_key_hash(const char *bytes, size_t n);
+SrContextCache *sr_new_context_cache(void); /* NULL without memory */
+void sr_drop_context_cache(SrContextCache *cache);
+int sr_visit_context_cache(const SrContextCache *cache, visitproc visit, void *arg);
+void sr_collide_context_cache(SrContextCache *cache); /* one hash for all keys from here on: for tests */
+
+/* The number of a call's context in `contexts`: 1; 0, perhaps with an exception, where it is new or has no key. */
+int sr_context_number(SrContextCache *cache, PyObject *contexts, PyObject *index, PyObject *device,
+                      const SrOrigin *origin, PyObject *args, PyObject *kwargs, int exact, long long *number);
+PyObject *sr_context_key(PyObject *module, PyObject *const *args, Py_ssize_t n);
+
+/* call_rows.c */
+PyObject *sr_call_rows(PyObject *module, PyObject *args);
 typedef struct SrRowBuffer SrRowBuffer;
 int sr_add_row_buffer_type(PyObject *module);
 int sr_is_row_buffer(PyObject *value);
@@ -151,7 +175,7 @@ long long sr_next_seq(SrRowBuffer *self);
 int sr_write_row(
     SrRowBuffer *self, long long seq, long long context, long long verdict, double ref_us, double target_us, double drift);
 
-/* compare_close.c, compare_handler.c, finite_call.c, dispatch.c */
+/* compare_call.c, compare_handler.c, dispatch.c */
 int sr_add_close_bounds_type(PyObject *module);
 int sr_add_compare_handler_type(PyObject *module);
 int sr_add_finite_handler_type(PyObject *module);

@@ -15,18 +15,13 @@ sr_add_planes sr_planes_function(int width, sr_instructions instructions);
 const uint64_t *sr_keys(size_t first, size_t n, uint64_t *room); /* n at most SR_CHUNK_BLOCKS; room for one more */
 void sr_rungs(const uint64_t *planes, int width, uint64_t n_elements, int mantissa, uint64_t *rungs); /* mantissa + 1 */
 
-/* digest_values.c. Of the elements: added up over chunks. */
+/* Of the elements: added up over chunks. */
 typedef enum { SR_FLOAT, SR_BFLOAT, SR_SIGNED, SR_UNSIGNED, SR_CODES /* floats of 8 bits */ } sr_number;
 typedef struct {
     uint64_t n_nan, n_pos_inf, n_neg_inf, n_zero, n_neg_zero, n_subnormal, n_finite;
     double min, max, squares; /* of the finite elements; min and max are infinite while there are none */
     uint64_t counts[256];     /* of codes */
 } SrValues;
-typedef void (*sr_add_values)(SrValues *values, const unsigned char *at, size_t n);
-sr_add_values sr_values_function(sr_number number, int width, sr_instructions instructions);
-void sr_clear_values(SrValues *v, sr_number number);
-void sr_sum_counts(SrValues *v, const double *numbers, double normal); /* after the last chunk of codes: their 256 numbers */
-double sr_norm(const SrValues *v, const unsigned char *at, size_t n, sr_number number, int width);
 
 /* digest_ladder.c: both at once, in one pass over whole blocks, of which there is one at least. Values are added if all
  * elements are finite; it says what is left to do. */

@@ -75,7 +75,7 @@
 #include "digest_values.h"
 
 #define ADD(format) VALUES_JOIN(add, format, INSTRUCTIONS)
-static const sr_add_values VALUES_JOIN(all, formats, INSTRUCTIONS)[SR_CODES][4] = {
+static const values_add VALUES_JOIN(all, formats, INSTRUCTIONS)[SR_CODES][4] = {
     [SR_FLOAT] = {NULL, ADD(float16), ADD(float32), ADD(float64)},
     [SR_BFLOAT] = {NULL, ADD(bfloat16), NULL, NULL},
     [SR_SIGNED] = {ADD(int8), ADD(int16), ADD(int32), ADD(int64)},

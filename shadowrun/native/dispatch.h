@@ -1,9 +1,10 @@
-/* What the two dispatch handlers share: compare_handler.c has that of a comparison, record_call.c that of a recording. */
+/* What the dispatch handlers share: compare_handler.c has that of a comparison, record_call.c that of a recording, and dispatch.c
+ * that of a search for NaN; and what the files record_*.c share. */
 
 #ifndef SHADOWRUN_DISPATCH_H
 #define SHADOWRUN_DISPATCH_H
 
-#include "contexts.h"
+#include "core.h"
 
 enum { SR_MAX_WRITTEN = 8 };
 
@@ -81,5 +82,32 @@ static inline int sr_answers(PyObject *callable, PyObject *wanted) {
 }
 
 static inline int sr_selects_all(const SrHandler *self) { return sr_slot(self->selection, self->everything) == Py_True; }
+
+/* The first tensor of a call that is not on the CPU: borrowed, or NULL; and the type of its device. */
+typedef struct {
+    PyObject *tensor;
+    int32_t type;
+} SrOnDevice;
+
+/* record_rows.c; `rows`: a TensorRows. */
+enum { SR_ROW_BYTES = 92, SR_MANY_ROWS = 20000 };
+int sr_add_storage_rows_type(PyObject *module);
+PyObject *sr_setup_storage_rows(PyObject *module, PyObject *free_reference);
+PyObject *sr_forget_freed(PyObject *module, PyObject *storages);
+int sr_add_tensor_rows_type(PyObject *module);
+int sr_is_tensor_rows(PyObject *value);
+/* A list; NULL, perhaps with an exception, where Python has to look. */
+PyObject *sr_rows_of_inputs(PyObject *rows, PyObject *args, PyObject *kwargs, SrOnDevice *found);
+long long sr_row_number(PyObject *rows, PyObject *row); /* of such a list; -1, perhaps with an exception */
+/* Done; a fallback, where nothing was done; an error, after which some may have been added. */
+sr_result sr_add_rows(PyObject *rows, const SrOperator *operator, PyObject *args, PyObject *out, long long base);
+int sr_append(PyObject *column, const void *bytes, size_t n); /* to a bytearray; -1 with an exception */
+int sr_add_watch_schedule_type(PyObject *module);
+int sr_is_watch_schedule(PyObject *value);
+/* Whether the next call of a signature is to be watched, and is left to Python; if not, it counts as made. -1 with an exception. */
+int sr_is_next_watched(PyObject *schedule, PyObject *index, PyObject *args, PyObject *kwargs);
+
+/* record_call.c */
+int sr_add_record_handler_type(PyObject *module);
 
 #endif

@@ -2,7 +2,7 @@
 
 #include "core.h"
 #include "digest.h"
-#include "record.h"
+#include "dispatch.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,7 @@
  * other.
  */
 
-#include "record.h"
+#include "dispatch.h"
 
 #include <stddef.h>
 #include <string.h>

@@ -47,7 +47,7 @@ class Leaf:
 
 
 class _StorageRows:
-    """What is known of a storage. `native/record_memory.c` has the same.
+    """What is known of a storage. `native/record_rows.c` has the same.
 
     Attributes:
         version: Number of writes after the last recorded one.

@@ -325,7 +325,7 @@ class _Counts:
 
 
 class WatchSchedule:
-    """See `Schedule`. `native/record_memory.c` is the same in C.
+    """See `Schedule`. `native/record_rows.c` is the same in C.
 
     The fast path of a recording asks that one for each of its calls, and leaves those that are due to Python.
     """

@@ -1,6 +1,6 @@
 """The calls of a large data file, from the bytes of its pages: a tenth of the time of a query.
 
-A query makes Python objects of ten million rows; `native/call_pages.c` makes one array of those of some pages. SQLite
+A query makes Python objects of ten million rows; `native/call_rows.c` makes one array of those of some pages. SQLite
 stays the specification: there are no pages to read without native code, of a small file, of a database in memory, and
 of one that holds anything but what the recorder writes. Then a query has to be made.
 """

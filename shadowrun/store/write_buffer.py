@@ -54,7 +54,7 @@ MAX_FIRST_NUMBER = 2**52
 
 
 class PythonRows:
-    """Rows of eight numbers (float64, 64 bytes) each; native/compare_rows.c has the same in C.
+    """Rows of eight numbers (float64, 64 bytes) each; native/call_rows.c has the same in C.
 
     Safe for several writers: `add` and `append` are atomic. Only one thread at a time may call `head` and `drop`; the
     rows that `head` returned stay at the front until `drop`.
