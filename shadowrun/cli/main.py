@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import functools
 import importlib
+import itertools
 import os
 import sys
 import traceback
@@ -25,7 +26,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, NoReturn
 
 from shadowrun.cli import child_process, options
-from shadowrun.errors import ShadowrunError
+from shadowrun.errors import ShadowrunError, UsageError, brief
 from shadowrun.limits import ResourceLimits
 from shadowrun.platforms.plugins import failed_autoload, import_plugins, inherited
 from shadowrun.report.sanitize import MAX_WHOLE, clip, replacing_unencodable
@@ -61,6 +62,13 @@ RUN_PROGRAM = ("run", "compile", "record", "determinism", "mitigate")
 """Commands that run the user's program, whose output must not be changed."""
 
 
+class _Parser(argparse.ArgumentParser):
+    """Words of the command line may be names of files, which a terminal obeys: messages have them as text."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(clip(message, MAX_WHOLE))
+
+
 class _Version(argparse.Action):
     """Reads versions for ``--version`` only: metadata takes longer than all of ``--help``, and torch two seconds."""
 
@@ -89,7 +97,7 @@ def _what_torch_lacks() -> str:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    parser = _parser(argparse.ArgumentParser, "shadowrun", __doc__ or "")
+    parser = _parser(_Parser, "shadowrun", __doc__ or "")
     parser.add_argument("--version", action=_Version, nargs=0, help="print versions and exit")
     # Not by the files of the folder: a helper module is no command, and the order is that of `--help`.
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
@@ -125,6 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         with replacing_unencodable():
+            _check_options(sys.argv[1:] if argv is None else argv)
             parser = build_parser()
             args = parser.parse_args(argv)
             if args.defaults is not None:  # of this command, by the environment and settings of the project
@@ -161,13 +170,44 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except Exception as error:
         with replacing_unencodable():
-            if refused := failed_autoload(error):
-                print(f"shadowrun: error: {refused} [{refused.command}]", file=sys.stderr)
+            if refused := failed_autoload(error) or _unusable_path(error):
+                print(f"shadowrun: error: {clip(str(refused), MAX_WHOLE)} [{refused.command}]", file=sys.stderr)
                 return 2
             traceback.print_exc()
             print("shadowrun: internal error: please report the lines above.", file=sys.stderr)
         return 2
     return status
+
+
+def _check_options(words: Sequence[str]) -> None:
+    """Refuse an option that is the name of a file here: a pattern (`*.shadowrec`) puts it on the command line.
+
+    A folder from elsewhere may have a file ``--import=module.shadowrec`` next to the module.
+
+    Raises:
+        UsageError: One is.
+    """
+    if words and words[0] in RUN_PROGRAM:  # nearly all words are the program's
+        return
+    # Behind `--` all are names of files, and behind `--free` the words of a program.
+    own = itertools.takewhile(lambda word: word not in ("--", "--free"), words)
+    for word in own:
+        if len(word) > 1 and word.startswith("-") and os.path.lexists(word):
+            raise UsageError(
+                f"{word!r} is an option, and the name of a file in this folder, which a pattern such as * may have put "
+                "on the command line. Write ./* for the pattern, or rename the file.",
+                slug="bad-option",
+            )
+
+
+def _unusable_path(error: Exception) -> ShadowrunError | None:
+    """What an exception of the system means, if it is about a path that no reader looked at first; None if not."""
+    if not isinstance(error, OSError) or error.filename is None:
+        return None
+    return UsageError(
+        f"{brief(error.filename)} cannot be used ({error.strerror}): give another name, or look at its folder.",
+        slug="unusable-path",
+    )
 
 
 def _limits_for(args: argparse.Namespace) -> ResourceLimits | None:

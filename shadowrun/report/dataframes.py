@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import io
 import itertools
 import math
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shadowrun.errors import UsageError
+from shadowrun.store.atomic_write import atomic_write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -113,7 +115,7 @@ def _write_csv(rows: Iterator[dict[str, Any]], path: Path) -> int:
     from shadowrun.report.formats.json_csv import csv_writer
 
     n = 0
-    with path.open("w", encoding="utf-8", errors="replace", newline="") as file:
+    with atomic_write(path) as raw, io.TextIOWrapper(raw, "utf-8", "replace", "") as file:
         write = csv_writer(file)
         for n, row in enumerate(rows, 1):
             if n == 1:
@@ -133,7 +135,7 @@ def _write_parquet(rows: Iterator[dict[str, Any]], path: Path) -> int:
     # Given, not guessed: a column that is empty in the first part would be of another type.
     schema = pa.schema([(name, _arrow_type(pa, name)) for name in _COLUMNS])
     n = 0
-    with parquet.ParquetWriter(path, schema) as writer:
+    with atomic_write(path) as file, parquet.ParquetWriter(file, schema) as writer:
         # A part of the rows at a time: a run of a million calls must fit.
         while part := list(itertools.islice(rows, _BATCH)):
             writer.write_table(pa.Table.from_pylist(part, schema=schema))

@@ -8,6 +8,7 @@ file holds bare file names; a name that leads out of the folder is refused.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -99,7 +100,10 @@ def free_number(folder: Path) -> int:
 def clear(path: Path) -> None:
     """Remove the captured inputs of an earlier run, and no other file."""
     folder = folder_of(path)
-    # Through a symbolic link, files of another folder would be deleted.
+    # Through a symbolic link, files of another folder would be deleted, and the inputs written there.
+    if folder.is_symlink():
+        with contextlib.suppress(OSError):
+            folder.unlink()
     if not folder.is_dir() or folder.is_symlink():
         return
     for file in folder.iterdir():
@@ -130,6 +134,8 @@ def save(folder: Path, name: str, call: StoredCall) -> int:
     }
     # For this user only: the files hold values of the program.
     folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink():
+        raise NotADirectoryError(errno.ENOTDIR, "it is a link, which is not followed", str(folder))
     write_private(content, folder / name)
     return (folder / name).stat().st_size
 

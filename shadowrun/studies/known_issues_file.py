@@ -101,6 +101,11 @@ def drop_lines(path: Path, origins: Collection[str]) -> int:
 
 
 def _read(path: Path) -> str:
+    if path.is_symlink() and not path.exists():  # what is made through it lies where only its maker knows
+        raise UsageError(
+            f"The ledger {clip(repr(str(path)), MAX_NAME)} is a link to nothing: remove it, or make what it leads to.",
+            slug="bad-settings",
+        )
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
     except (OSError, UnicodeError) as error:

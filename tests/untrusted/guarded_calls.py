@@ -256,6 +256,14 @@ def copied(values):
     return tree_map(lambda v: copies.copy(v) if isinstance(v, torch.Tensor) else v, values)
 
 
+def place_of_page(n, args, kwargs):
+    """A page behind each tensor, or before; where MKL gets a sparse matrix, a vector lies between (guard_pages.c)."""
+    if n % 2:
+        return 2
+    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    return 3 if any(t.layout in LAYOUTS[1:] for t in tensors) else 1
+
+
 def make(calls, seed, n, page, until):
     """Make calls from number `n` on; ends with the process."""
     library = ctypes.CDLL(os.environ["LD_PRELOAD"])
@@ -272,7 +280,7 @@ def make(calls, seed, n, page, until):
         except (Refused, MemoryError):
             continue
         taken += 1
-        library.guard_set(1 + n % 2)  # a page behind each tensor, or before
+        library.guard_set(place_of_page(n, args, kwargs))
         try:
             with torch.no_grad():
                 placed = copied((args, kwargs))

@@ -11,6 +11,7 @@ import dataclasses
 import glob
 import itertools
 import json
+import os
 import re
 import sqlite3
 from collections import Counter
@@ -56,7 +57,7 @@ def choose(given: Iterable[str | PathLike[str]], out: Path | None) -> list[Path]
     Raises:
         DataFileError: A folder holds no data file, or a pattern fits none.
     """
-    chosen: dict[Path, Path] = {}
+    chosen: dict[str, Path] = {}
     for name in given:
         path = Path(name)
         if path.is_dir():
@@ -66,17 +67,22 @@ def choose(given: Iterable[str | PathLike[str]], out: Path | None) -> list[Path]
             found = sorted(map(Path, glob.glob(str(path))), key=_natural)  # noqa: PTH207 - may be absolute
         else:
             # By the resolved path: two names of one file would count its calls twice.
-            chosen.setdefault(path.resolve(), path)
+            chosen.setdefault(_real(path), path)
             continue
-        found = [file for file in found if out is None or file.resolve() != out.resolve()]
+        found = [file for file in found if out is None or _real(file) != _real(out)]
         if not found:
             raise DataFileError(
                 f"{str(path)!r} has no data file to combine. Name the files, such as run.*.shadowrun.",
                 slug="combine-nothing",
             )
         for file in found:
-            chosen.setdefault(file.resolve(), file)
+            chosen.setdefault(_real(file), file)
     return list(chosen.values())
+
+
+def _real(path: Path) -> str:
+    """The path with links followed; not `Path.resolve`, which raises RuntimeError for links that lead to each other."""
+    return os.path.realpath(path)
 
 
 def name_together(paths: Sequence[Path]) -> Path:
@@ -277,7 +283,7 @@ def combine_files(
     """
     _check_output(out, may_exist=append or force)
     if append and out.exists():
-        paths = [out, *(path for path in paths if path.resolve() != out.resolve())]
+        paths = [out, *(path for path in paths if _real(path) != _real(out))]
     problems: list[DataFileError] = []
     parts: list[Part] = []
     for path in paths:

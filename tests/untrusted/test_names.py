@@ -1,0 +1,157 @@
+"""Names of files on the command line, and what lies in the place of a file that is written: a folder from elsewhere."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import shadowrun
+from shadowrun.cli.main import main
+from shadowrun.errors import UsageError
+from shadowrun.report.dataframes import write_records
+from shadowrun.store.captured_inputs import StoredCall, clear, folder_of, save
+from tests.untrusted.test_limits import run_file
+
+PRECIOUS = "precious\n"
+needs_links = pytest.mark.skipif(os.name != "posix", reason="links, and such names, are POSIX's")
+
+pytestmark = pytest.mark.usefixtures("here")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+# -- names that are options --------------------------------------------------------------------------------
+
+
+@needs_links
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        ("classes *.shadowrec", "--import=evil.shadowrec"),
+        ("support *.shadowcov", "--import=evil.shadowcov"),
+        ("combine *.shadowrun", "--import=evil.shadowrun"),
+        ("combine *.shadowrun", "-oother.shadowrun"),
+        ("diff *", "--import"),
+        ("zoo add exported *.pt2", "--import=evil.pt2"),
+        ("campaign combine c *.shadowcampaign", "--import=evil.shadowcampaign"),
+    ],
+)
+def test_no_file_is_an_option(capsys, pattern, name):
+    """`classes *.shadowrec` is an example of its help: the shell made an option of a file, which imported a module."""
+    *words, glob = pattern.split()
+    Path(name).touch()
+    Path("evil.py").write_text("import pathlib; pathlib.Path('PWNED').touch()")
+    Path(f"x{pattern.rpartition('*')[2]}").touch()
+    found = sorted(path.name for path in Path().glob(glob))
+    assert name in found
+    assert main([*words, *found]) == 2
+    assert "is an option, and the name of a file" in capsys.readouterr().err
+    assert not Path("PWNED").exists()
+
+
+def test_words_that_are_no_options_of_ours_stay(capsys):
+    run_file("-x.shadowrun")
+    Path("--free").touch()
+    assert main(["report", "--", "-x.shadowrun"]) == 0
+    assert main(["replay", "none.shadowrec", "--target", "cpu", "--free", "program.py", "-x.shadowrun"]) == 2
+    assert "none.shadowrec" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("report",), ("campaign", "status", "c"), ()])
+def test_the_parser_prints_a_name_as_text(capsys, words):
+    with pytest.raises(SystemExit):
+        main([*words, "-\x1b[31m\u202e\n::set-output"])
+    said = capsys.readouterr().err
+    assert all(line.isprintable() for line in said.splitlines())
+    assert "\n::set-output" not in said
+
+
+# -- paths that cannot be used -----------------------------------------------------------------------------
+
+LONG = "x" * 300
+COMMANDS = ("report", "export", "combine", "coverage", "classes", "support", "known", "slowdown", "repro")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_name_that_is_too_long_is_one_line(capsys, command):
+    assert main([command, LONG]) == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert len(said.splitlines()) == 1
+
+
+@needs_links
+def test_links_that_lead_to_each_other_are_one_line(capsys):
+    """`Path.resolve` raises RuntimeError for them, which is no error of the system."""
+    Path("a.shadowrun").symlink_to("b.shadowrun")
+    Path("b.shadowrun").symlink_to("a.shadowrun")
+    for words in (["a.shadowrun", "b.shadowrun"], ["."], ["a.shadowrun", "-o", "b.shadowrun"]):
+        assert main(["combine", *words]) == 2
+        said = capsys.readouterr().err
+        assert "Traceback" not in said
+        assert "shadowrun explain" in said
+
+
+@needs_links
+@pytest.mark.parametrize("there", ["NEW", "ledger.toml"])
+def test_a_ledger_is_not_made_through_a_link(capsys, there):
+    Path("ledger.toml").symlink_to(there)
+    assert main(["known", str(run_file()), "--init", "--ledger", "ledger.toml"]) == 2
+    assert "is a link to nothing" in capsys.readouterr().err
+    assert not Path("NEW").exists()
+
+
+# -- links in the place of what is written -----------------------------------------------------------------
+
+
+@needs_links
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_records_are_not_written_through_a_link(ending):
+    if ending == "parquet":
+        pytest.importorskip("pyarrow")
+    Path("victim").write_text(PRECIOUS)
+    run = shadowrun.load(run_file())
+    for there, name in itertools.product(("victim", "NEW"), (f"r.{ending}", f"r.{ending}.part")):
+        Path(name).unlink(missing_ok=True)
+        Path(name).symlink_to(there)
+        assert write_records(run.records(), Path(f"r.{ending}")) == 1
+        assert not Path(f"r.{ending}").is_symlink()
+        assert Path(f"r.{ending}").stat().st_size
+    assert Path("victim").read_text() == PRECIOUS
+    assert not Path("NEW").exists()
+
+
+def test_records_that_cannot_be_written_leave_the_older_ones():
+    Path("r.csv").write_text(PRECIOUS)
+
+    def rows():
+        yield from shadowrun.load(run_file()).records()
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(UsageError, match="No space left"):
+        write_records(rows(), Path("r.csv"))
+    assert Path("r.csv").read_text() == PRECIOUS
+    assert sorted(path.name for path in Path().glob("r.csv*")) == ["r.csv"]
+
+
+@needs_links
+def test_captured_inputs_are_not_written_through_a_link():
+    """The folder of another program would get values of this one, and the files that their names replace."""
+    data, elsewhere = Path("x.shadowrun"), Path("elsewhere")
+    elsewhere.mkdir()
+    (elsewhere / "0.pt").write_text(PRECIOUS)
+    call = StoredCall("aten::mm", (torch.ones(2, 2),), {})
+    folder_of(data).symlink_to(elsewhere)
+    with pytest.raises(OSError, match="is a link"):
+        save(folder_of(data), "1.pt", call)
+    clear(data)  # of an earlier run: a new one begins
+    save(folder_of(data), "0.pt", call)
+    assert not folder_of(data).is_symlink()
+    assert {path.name: path.read_text() for path in elsewhere.iterdir()} == {"0.pt": PRECIOUS}
