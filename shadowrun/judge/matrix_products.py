@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from shadowrun.judge.cause.hypotheses import to_tf32
 from shadowrun.judge.oracle import NoOracle, n_terms
 from shadowrun.judge.oracle_verdict import reference_wrong
 from shadowrun.judge.result_diff import flat_values
+from shadowrun.numerics.input_roundings import to_tf32
 from shadowrun.operators.case import tensors
 from shadowrun.types import Cause, Status, Verdict
 

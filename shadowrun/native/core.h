@@ -46,7 +46,7 @@ typedef struct {
     uint64_t byte_offset;
 } SrTensor;
 
-enum { SR_DLPACK_CPU = 1, SR_DLPACK_COMPLEX = 5 };
+enum { SR_DLPACK_CPU = 1, SR_DLPACK_FLOAT = 2, SR_DLPACK_COMPLEX = 5 };
 
 /* tensor.c. Answers are 1 or 0; -1 with an exception where that is said. */
 int sr_is_tensor(PyObject *value);      /* torch.Tensor or Parameter, no subclass */
@@ -98,6 +98,7 @@ PyObject *sr_place(PyObject *module, PyObject *tensor);
 PyObject *sr_setup_diff(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *sr_diff(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *sr_differing(PyObject *module, PyObject *const *args, Py_ssize_t n);
+PyObject *sr_add_rounded_product(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *sr_statistics(PyObject *module, PyObject *const *args, Py_ssize_t n);
 
 /* Counts of elements, in the order of `Totals` in numerics/diff.py, for all that list them: structs, a tuple, TensorDiff.

@@ -72,6 +72,20 @@ static inline uint32_t stats_half_bits(uint16_t half) {
     return sign | (is_subnormal & subnormal) | (~is_subnormal & (normal | (is_special & 0x7f800000)));
 }
 
+/* What stats_sketch.h multiplies: elements of float32, strides in elements. */
+#define SKETCH_LANES 64
+#define SKETCH_ROWS 512
+struct sketch_rounding {
+    uint32_t half, dropped, to_even, kept; /* (bits + half + (bits >> dropped & to_even)) & kept */
+};
+struct sketch_product {
+    const float *matrix, *vector;
+    float *out;
+    int64_t n_rows, n_columns, row_stride, column_stride;
+    struct sketch_rounding to;
+};
+typedef void (*sketch_function)(const struct sketch_product *);
+
 static const char *const stats_formats[] = {
     "float32", "float64", "bfloat16", "float16", "float8", "int8", "uint8",
     "int16",   "uint16",  "int32",    "uint32",  "int64",  "uint64", "bool",
@@ -535,4 +549,68 @@ PyObject *sr_differing(PyObject *module, PyObject *const *args, Py_ssize_t n_arg
         Py_END_ALLOW_THREADS
     }
     return Py_BuildValue("nI", (Py_ssize_t)found, all);
+}
+
+/* The sketch of a matrix product. */
+
+/* Dense numbers of float32 in C order if `contiguous`; 0 for others, and where strides are not given; -1 with an exception. */
+static int sketch_read(PyObject *tensor, int contiguous, SrTensor *found) {
+    if (!sr_is_tensor(tensor) || !sr_read_tensor(tensor, found) || found->device.type != SR_DLPACK_CPU || found->data == NULL ||
+        found->dtype.code != SR_DLPACK_FLOAT || found->dtype.bits != 32 || found->dtype.lanes != 1 || found->strides == NULL ||
+        (contiguous && !sr_is_contiguous(found))) {
+        return 0;
+    }
+    int negated = sr_is_negated(tensor);
+    return negated < 0 ? -1 : !negated;
+}
+
+static float *sketch_data(const SrTensor *t) { return (float *)(void *)((char *)t->data + t->byte_offset); }
+
+/* By rows, by columns, or NULL where neither is contiguous. */
+static sketch_function sketch_loop(sr_instructions set, int64_t row_stride, int64_t column_stride) {
+#ifdef SR_HAS_X86_SETS
+    if (column_stride == 1 && set != SR_PLAIN) return set == SR_AVX512 ? stats_add_rows_avx512 : stats_add_rows_avx2;
+    if (row_stride == 1 && set != SR_PLAIN) return set == SR_AVX512 ? stats_add_columns_avx512 : stats_add_columns_avx2;
+#endif
+    (void)set;
+    return column_stride == 1 ? stats_add_rows_plain : row_stride == 1 ? stats_add_columns_plain : NULL;
+}
+
+/* add_rounded_product(out, matrix, vector, rounding, instructions=None): adds rounded(matrix) @ vector to `out`, all of
+ * float32: (m,), (m, k) and (k,), or (b, m), (b, m, k) and (k,) or (b, k). False, and nothing done, for tensors that are not
+ * plain, and where neither rows nor columns are contiguous. */
+PyObject *sr_add_rounded_product(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    (void)module;
+    if (n < 4 || n > 5) return sr_wrong_count("add_rounded_product");
+    struct sketch_product p;
+    sr_instructions set;
+    if (!PyArg_ParseTuple(args[3], "IIII", &p.to.half, &p.to.dropped, &p.to.to_even, &p.to.kept) ||
+        sr_read_instructions(n == 5 ? args[4] : Py_None, sr_best_instructions(0), &set)) {
+        return NULL;
+    }
+    SrTensor out, matrix, vector;
+    int plain = sketch_read(args[0], 1, &out);
+    if (plain == 1) plain = sketch_read(args[1], 0, &matrix);
+    if (plain == 1) plain = sketch_read(args[2], 1, &vector);
+    if (plain != 1) return plain < 0 ? NULL : Py_NewRef(Py_False);
+    int rows = matrix.ndim - 2, last = vector.ndim - 1; /* dimensions */
+    if (rows < 0 || rows > 1 || out.ndim != rows + 1 || last < 0 || last > rows || out.shape[rows] != matrix.shape[rows] ||
+        vector.shape[last] != matrix.shape[rows + 1] || (rows && out.shape[0] != matrix.shape[0]) ||
+        (last && vector.shape[0] != matrix.shape[0]) || p.to.dropped > 31) {
+        Py_RETURN_FALSE;
+    }
+    p.n_rows = matrix.shape[rows], p.n_columns = matrix.shape[rows + 1];
+    p.row_stride = matrix.strides[rows], p.column_stride = matrix.strides[rows + 1];
+    sketch_function add = sketch_loop(set, p.row_stride, p.column_stride);
+    if (add == NULL) Py_RETURN_FALSE;
+    int64_t n_matrices = rows ? matrix.shape[0] : 1;
+    Py_BEGIN_ALLOW_THREADS
+    for (int64_t k = 0; k < n_matrices; k++) {
+        p.matrix = sketch_data(&matrix) + (rows ? k * matrix.strides[0] : 0);
+        p.vector = sketch_data(&vector) + (last ? k * p.n_columns : 0);
+        p.out = sketch_data(&out) + k * p.n_rows;
+        add(&p);
+    }
+    Py_END_ALLOW_THREADS
+    Py_RETURN_TRUE;
 }

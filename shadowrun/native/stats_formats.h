@@ -98,6 +98,8 @@
 #define SQUARES double
 #include "stats_integer.h"
 
+#include "stats_sketch.h"
+
 #define ADD(format) STATS_JOIN(add, format, INSTRUCTIONS)
 static const stats_function_t STATS_JOIN(all, formats, INSTRUCTIONS)[] = {
     ADD(float32), ADD(float64), ADD(bfloat16), ADD(float16), ADD(float8), ADD(int8),  ADD(uint8),

@@ -7,11 +7,11 @@ from shadowrun.judge.cause import known_roundings
 from shadowrun.judge.cause.known_roundings import KnownRoundings
 from shadowrun.judge.cause.product_sketch import sketch_product
 from shadowrun.judge.judge import Judge
+from shadowrun.numerics.input_roundings import IN_FLOAT32
 from tests.case_kit import make_case
-from tests.ground_truth.bulk import ROUNDINGS
 
 aten = torch.ops.aten
-bf16 = ROUNDINGS["bf16"]
+bf16 = IN_FLOAT32["bf16"]
 
 
 def random(*shape, seed=0):
@@ -124,4 +124,4 @@ def test_what_is_off_for_another_reason_too_is_not_passed_by_its_sketch(change, 
     products.clear()
     case = case_of(aten.mm.default, change=change, seed=3)
     assert known.judge(7, case) is None
-    assert known.judge(7, case_of(aten.mm.default, ROUNDINGS["tf32"], seed=3)) is None
+    assert known.judge(7, case_of(aten.mm.default, IN_FLOAT32["tf32"], seed=3)) is None

@@ -22,6 +22,7 @@ from shadowrun.judge.cause.value_hypotheses import MismatchedCall
 from shadowrun.judge.result_diff import ResultDiff, flat_values
 from shadowrun.numerics.bits import bits_equal
 from shadowrun.numerics.form import form_difference
+from shadowrun.numerics.input_roundings import IN_FLOAT32
 from shadowrun.operators.case import tensors
 from shadowrun.operators.facts import ulp_bound
 from shadowrun.torch_private import is_zero_tensor
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from shadowrun.judge.oracle import Oracle
+    from shadowrun.numerics.input_roundings import InputRounding
     from shadowrun.operators.case import Case, Value
 
 __all__ = [
@@ -42,7 +44,6 @@ __all__ = [
     "has_foreign_values",
     "order_varies",
     "rounding_named",
-    "to_tf32",
 ]
 
 
@@ -293,37 +294,16 @@ def rounded_inputs(call: MismatchedCall) -> str | None:
     return None
 
 
-def _to_bits(x: torch.Tensor, dropped: int, half: int) -> torch.Tensor:
-    """Clear the last `dropped` mantissa bits of float32 values, after adding `half`."""
-    # Half a unit before the cut rounds to nearest, ties away from zero, as tf32 units do; 0 truncates.
-    return ((x.view(torch.int32) + half) & -(1 << dropped)).view(torch.float32)
+def _in_float64(rounding: InputRounding) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: rounding(x.to(torch.float32)).to(torch.float64)
 
 
-def to_tf32(x: torch.Tensor) -> torch.Tensor:
-    """Round float64 values to the 10 bits of mantissa that tf32 keeps of float32."""
-    return _to_bits(x.to(torch.float32), 13, 1 << 12).to(torch.float64)
+_ROUNDINGS: Final = tuple((name, _in_float64(rounding)) for name, rounding in IN_FLOAT32.items())
 
 
-_IN_FLOAT32: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
-    "tf32": lambda x: _to_bits(x, 13, 1 << 12),
-    "tf32 (truncated)": lambda x: _to_bits(x, 13, 0),
-    "fp16": lambda x: x.to(torch.float16).to(torch.float32),
-    "bf16": lambda x: x.to(torch.bfloat16).to(torch.float32),
-    "bf16 (truncated)": lambda x: _to_bits(x, 16, 0),
-    "fp32": lambda x: x.clone(),
-}
-
-
-def _in_float64(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda x: change(x.to(torch.float32)).to(torch.float64)
-
-
-_ROUNDINGS: Final = tuple((name, _in_float64(change)) for name, change in _IN_FLOAT32.items())
-
-
-def rounding_named(explanation: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
+def rounding_named(explanation: str) -> InputRounding | None:
     """The rounding that an explanation of `rounded_inputs` names, of float32 values; None for others."""
-    return _IN_FLOAT32.get(explanation.removeprefix(ROUNDED_INPUTS))
+    return IN_FLOAT32.get(explanation.removeprefix(ROUNDED_INPUTS))
 
 
 def _residual(result_diff: ResultDiff, values: tuple[Value, ...], *, only_bad: bool = True) -> float:

@@ -172,12 +172,12 @@ def _sketched_alike(case: Case, known: _Known, diffs: dict[int, TensorDiff]) -> 
 
 def _sketched(case: Case, explanation: str, d: TensorDiff, *, only_matrices: bool) -> _Fit | None:
     """How the only result of a matrix product lies, by its sketch; None where that would be too coarse."""
-    change, actual = rounding_named(explanation), case.actual[0]
+    rounding, actual = rounding_named(explanation), case.actual[0]
     floats = [t for t in tensors(case.args, case.kwargs) if t.is_floating_point()]
-    if change is None or any(t.dtype is not torch.float32 or t.layout is not torch.strided for t in floats):
+    if rounding is None or any(t.dtype is not torch.float32 or t.layout is not torch.strided for t in floats):
         return None
     try:
-        sketch = sketch_product(case, actual, change, only_matrices=only_matrices)
+        sketch = sketch_product(case, actual, rounding, only_matrices=only_matrices)
     except RuntimeError:  # no memory, say
         return None
     measured = None if sketch is None else _distance(case, 0, d)

@@ -1,4 +1,4 @@
-"""How far a matrix product is from that of other factors, without the product: all columns added up with random signs.
+"""How far a matrix product is from that of rounded factors, without the product: its columns added with random signs.
 
 For a vector r of signs, ``P r`` and ``A (B r)`` are equal if ``P = A B``, and the latter takes as long as reading the
 matrices (Freivalds 1977, *Probabilistic machines can use less running time*). With ``E = P - A B``, the squares of
@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from shadowrun.numerics.input_roundings import InputRounding
     from shadowrun.operators.case import Case, Value
 
 __all__ = ["MIN_ROWS", "ProductSketch", "sketch_product"]
@@ -45,15 +44,13 @@ class ProductSketch(NamedTuple):
     greatest: float
 
 
-def sketch_product(
-    case: Case, actual: Value, change: Callable[[torch.Tensor], torch.Tensor], *, only_matrices: bool
-) -> ProductSketch | None:
-    """Compare a result with the product of changed inputs.
+def sketch_product(case: Case, actual: Value, rounding: InputRounding, *, only_matrices: bool) -> ProductSketch | None:
+    """Compare a result with the product of rounded inputs.
 
     Args:
         case: A call with inputs of float32.
         actual: The result.
-        change: Of an input.
+        rounding: Of the inputs.
         only_matrices: Leave vectors as they are: a bias.
 
     Returns:
@@ -70,9 +67,9 @@ def sketch_product(
         return None
     with torch.no_grad():
         signs = _signs(actual.shape[-1])
-        product = _times(change(left.detach()), _times(change(right.detach()), signs))
+        product = rounding.times(left.detach(), rounding.times(right.detach(), signs))
         if added is not None:
-            product = _plus(product, named, change, actual, only_matrices=only_matrices)
+            product = _plus(product, named, rounding, actual, only_matrices=only_matrices)
         rest = torch.matmul(actual.detach(), signs).sub_(product).reshape(-1)
         return ProductSketch(float(torch.dot(rest, rest)) ** 0.5, float(rest.abs_().max()))
 
@@ -80,7 +77,7 @@ def sketch_product(
 def _plus(
     product: torch.Tensor,
     named: dict[str, Any],
-    change: Callable[[torch.Tensor], torch.Tensor],
+    rounding: InputRounding,
     actual: torch.Tensor,
     *,
     only_matrices: bool,
@@ -92,16 +89,9 @@ def _plus(
     # What is multiplied by 0 is not read: NaN there is no NaN in the result.
     if beta == 0:
         return product
-    added = added if only_matrices and added.dim() < 2 else change(added)
+    added = added if only_matrices and added.dim() < 2 else rounding(added)
     is_bias = added.shape == actual.shape[-1:]
     return product + beta * (torch.dot(added, signs) if is_bias else added.expand_as(actual) @ signs)
-
-
-def _times(matrices: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-    """(…, m, k) by (…, k) or (k,): (…, m)."""
-    if vectors.dim() == 1:
-        return torch.matmul(matrices, vectors)
-    return torch.matmul(matrices, vectors.unsqueeze(-1)).squeeze(-1)
 
 
 def _is_matrix(t: object) -> TypeGuard[torch.Tensor]:

@@ -1,0 +1,80 @@
+"""Roundings of float32 inputs to fewer bits, as units for matrix products do, by the names in explanations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+
+from shadowrun.native import core
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["IN_FLOAT32", "InputRounding", "to_tf32"]
+
+
+class InputRounding(NamedTuple):
+    """A rounding of float32 values, which is called with them.
+
+    Attributes:
+        change: Of a tensor of float32: a new tensor.
+        bits: The same in C, of the bits of a value: ``(bits + half + ((bits >> dropped) & to_even)) & kept``, as
+            (half, dropped, to_even, kept). None where bits are not enough.
+    """
+
+    change: Callable[[torch.Tensor], torch.Tensor]
+    bits: tuple[int, int, int, int] | None = None
+
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        """The rounded values."""
+        return self.change(values)
+
+    def times(self, matrices: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+        """The rounded matrices times vectors that are not rounded, all of float32.
+
+        Args:
+            matrices: (…, m, k).
+            vectors: (k,) or (…, k).
+
+        Returns:
+            (…, m).
+        """
+        if core is not None and self.bits is not None:
+            product = torch.zeros(matrices.shape[:-1], dtype=torch.float32, device="cpu")
+            if core.add_rounded_product(product, matrices, vectors, self.bits):
+                return product
+        rounded = self.change(matrices)
+        if vectors.dim() == 1:
+            return torch.matmul(rounded, vectors)
+        return torch.matmul(rounded, vectors.unsqueeze(-1)).squeeze(-1)
+
+
+def _to_bits(x: torch.Tensor, dropped: int, half: int) -> torch.Tensor:
+    """Clear the last `dropped` mantissa bits of float32 values, after adding `half`."""
+    # Half a unit before the cut rounds to nearest, ties away from zero, as tf32 units do; 0 truncates.
+    rounded = ((x.view(torch.int32) + half) & -(1 << dropped)).view(torch.float32)
+    # The addition carries some NaN into the sign.
+    return torch.where(x.isnan(), x, rounded) if half else rounded
+
+
+def _cut(dropped: int, half: int) -> InputRounding:
+    return InputRounding(lambda x: _to_bits(x, dropped, half), (half, 0, 0, 0xFFFFFFFF & -(1 << dropped)))
+
+
+def to_tf32(x: torch.Tensor) -> torch.Tensor:
+    """Round float64 values to the 10 bits of mantissa that tf32 keeps of float32."""
+    return _to_bits(x.to(torch.float32), 13, 1 << 12).to(torch.float64)
+
+
+IN_FLOAT32: Final[dict[str, InputRounding]] = {
+    "tf32": _cut(13, 1 << 12),
+    "tf32 (truncated)": _cut(13, 0),
+    # Its subnormal numbers have fewer bits, and it ends at 65504.
+    "fp16": InputRounding(lambda x: x.to(torch.float16).to(torch.float32)),
+    # To nearest, ties to even.
+    "bf16": InputRounding(lambda x: x.to(torch.bfloat16).to(torch.float32), (0x7FFF, 16, 1, 0xFFFF0000)),
+    "bf16 (truncated)": _cut(16, 0),
+    "fp32": InputRounding(torch.clone),
+}
+"""By the name that an explanation gives to the rounding."""
