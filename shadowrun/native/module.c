@@ -8,7 +8,7 @@
 #include <string.h>
 #include <structmember.h>
 
-#define VERSION 31
+#define VERSION 32
 
 #ifndef SOURCES
 #define SOURCES 0 /* checksum of the C files, set by building.py */
