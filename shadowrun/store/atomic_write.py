@@ -7,6 +7,7 @@ the name that it has until it is whole.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from typing import IO, TYPE_CHECKING
@@ -30,6 +31,8 @@ def atomic_write(path: Path, mode: int = 0o666, *, shared: bool = False) -> Iter
     Raises:
         OSError: It cannot be written.
     """
+    if not path.name:  # `.` and `/`, which have no file beside them
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     # In the same folder: `replace` is atomic only within a file system.
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part" if shared else f"{path.name}.part")
     part.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from shadowrun.cli.main import main
 from shadowrun.errors import UsageError
 from shadowrun.report.dataframes import write_records
 from shadowrun.store.captured_inputs import StoredCall, clear, folder_of, save
+from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
 from tests.untrusted.test_limits import run_file
 
 PRECIOUS = "precious\n"
@@ -85,6 +86,15 @@ def test_a_name_that_is_too_long_is_one_line(capsys, command):
     said = capsys.readouterr().err
     assert "Traceback" not in said
     assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("there", [".", "/"])
+def test_a_folder_has_no_list(capsys, there):
+    CoverageFile.begin(Path("x.shadowcov"), SweepInfo("npu", "cpu")).close()
+    assert main(["support", "x.shadowcov", "--write", f"accuracy:{there}"]) == 2
+    said = capsys.readouterr().err
+    assert "Is a directory" in said
+    assert "Traceback" not in said
 
 
 @needs_links
