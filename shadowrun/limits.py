@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob
+import mmap
 import os
 import stat
+import struct
 import sys
 import tomllib
 from dataclasses import dataclass
@@ -22,7 +24,16 @@ from shadowrun.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["ResourceLimits", "at_most_free", "bounded_memory", "read_head", "read_text", "read_toml"]
+__all__ = [
+    "CallInHand",
+    "ResourceLimits",
+    "at_most_free",
+    "bounded_memory",
+    "call_in_hand",
+    "read_head",
+    "read_text",
+    "read_toml",
+]
 
 # In what torch says of memory that it did not get.
 _OF_TORCH = "DefaultCPUAllocator"
@@ -89,6 +100,35 @@ class ResourceLimits:
             resource.setrlimit(resource.RLIMIT_CPU, (min(bounds), hard))
             # A signal of this kind would leave an image of the whole memory.
             resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+class CallInHand:
+    """The call of a file that this process makes, in memory that its parent shares: known after any death.
+
+    Attributes:
+        ended: What ended an earlier child at a call, by the number of the call: it must not be made again.
+    """
+
+    _HEAD: Final = struct.Struct("<qH")
+
+    def __init__(self) -> None:
+        self._page = mmap.mmap(-1, mmap.PAGESIZE)
+        self.ended: dict[int, str] = {}
+        self.begin(-1, "")
+
+    def begin(self, number: int, op: str) -> None:
+        """A call begins; -1 between calls, and where a call cannot be left out."""
+        text = op.encode("utf-8", "replace")[:1000]
+        self._page[: self._HEAD.size + len(text)] = self._HEAD.pack(number, len(text)) + text
+
+    def read(self) -> tuple[int, str]:
+        """Its number and operator."""
+        number, n = self._HEAD.unpack_from(self._page)
+        return number, self._page[self._HEAD.size : self._HEAD.size + n].decode("utf-8", "replace")
+
+
+call_in_hand: Final = CallInHand()
+"""Of this process, and of the one that it was forked from."""
 
 
 def read_text(path: Path) -> str:

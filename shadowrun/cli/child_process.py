@@ -2,8 +2,9 @@
 
 `explain`, `repro`, `slowdown` and `replay` run calls of a file. Inputs of such a call can make a kernel divide by zero
 or read where there is no memory, and then no exception is raised. Commands that only read have bounds on memory and
-processor time, of which the system enforces the second by a signal. The child is forked before torch is imported: a
-later fork would inherit locks of threads, and an accelerator that it cannot use.
+processor time, of which the system enforces the second by a signal. Where calls have numbers (`replay`, `slowdown`),
+the death of the child is the result of the call that it made, and another child makes the others. The child is forked
+before torch is imported: a later fork would inherit locks of threads, and an accelerator that it cannot use.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from shadowrun.errors import ShadowrunError, UsageError
-from shadowrun.limits import bounded_memory
+from shadowrun.limits import bounded_memory, call_in_hand
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["in_child", "with_limits"]
 
 _FORWARDED = ("SIGTERM", "SIGHUP")
-_ENDED_BY_CALLS = ("SIGSEGV", "SIGFPE", "SIGBUS", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS", "SIGKILL")
+_BY_KERNELS = ("SIGSEGV", "SIGFPE", "SIGBUS", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS")
+_ENDED_BY_CALLS = (*_BY_KERNELS, "SIGKILL")
+_KERNEL_SIGNALS = {int(getattr(signal, name)) for name in _BY_KERNELS if hasattr(signal, name)}
+_MAX_CHILDREN = 20
+_AGAIN = -1000  # no exit status
 
 
 def in_child(allowance: ResourceLimits | None = None) -> int | None:
@@ -44,6 +49,13 @@ def in_child(allowance: ResourceLimits | None = None) -> int | None:
     """
     if not hasattr(os, "fork"):
         return None
+    while (ended := _in_one_child(allowance)) is _AGAIN:
+        pass
+    return ended
+
+
+def _in_one_child(allowance: ResourceLimits | None) -> int | None:
+    """As `in_child`; `_AGAIN` where a call ended the child that another child can leave out."""
     # What waits in the buffers would be written by both processes.
     sys.stdout.flush()
     sys.stderr.flush()
@@ -57,7 +69,7 @@ def in_child(allowance: ResourceLimits | None = None) -> int | None:
             allowance.bound_time()
         return None
     # Ctrl-C goes to both; the child decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before_int = signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def forward(number: int, _: FrameType | None) -> None:
         os.kill(pid, number)
@@ -68,6 +80,11 @@ def in_child(allowance: ResourceLimits | None = None) -> int | None:
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status >= 0:
         return status
+    for number in forwarded:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, before_int)
+    if allowance is None and _left_out(-status):
+        return _AGAIN
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if -status == signal.SIGINT:
         raise KeyboardInterrupt
@@ -80,10 +97,27 @@ def in_child(allowance: ResourceLimits | None = None) -> int | None:
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     raise ShadowrunError(
-        f"{names.get(-status, f'Signal {-status}')} ended the process while it worked on the file: a call of it has "
-        "inputs that a kernel does not check, or took all memory. `shadowrun report` runs no call.",
+        f"{names.get(-status, f'Signal {-status}')} ended the process while it worked on the file: a call{_of()} of it "
+        "has inputs that a kernel does not check, or took all memory. `shadowrun report` runs no call.",
         slug="calls-ended-process",
     )
+
+
+def _of() -> str:
+    op = call_in_hand.read()[1]
+    return f" of {op}" if op else ""
+
+
+def _left_out(number: int) -> bool:
+    """Note a call that ended the child, if the next child can leave it out."""
+    call, _ = call_in_hand.read()
+    ended = call_in_hand.ended
+    # A file of many such calls costs a start for each. SIGKILL is memory: the next call would take it, too.
+    if call < 0 or call in ended or len(ended) >= _MAX_CHILDREN or number not in _KERNEL_SIGNALS:
+        return False
+    ended[call] = f"it ended its process by {signal.Signals(number).name}"
+    call_in_hand.begin(-1, "")
+    return True
 
 
 @contextlib.contextmanager

@@ -16,7 +16,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["atomic_write", "write_text"]
+__all__ = ["atomic_write", "check_replaceable", "write_text"]
+
+
+def check_replaceable(path: Path) -> None:
+    """Refuse to replace what is no file: root would take `/dev/null` from the whole machine, or a pipe from its reader.
+
+    Raises:
+        OSError: It is a device, a pipe or a link to one, or in a folder of the system's.
+    """
+    folder = os.path.realpath(path.parent)
+    is_special = path.exists() and not path.is_file() and not path.is_dir()
+    # `/dev/stdout` is a link to what may be a file.
+    if is_special or folder == "/dev" or folder.startswith(("/dev/fd", "/proc/")):
+        raise OSError(errno.EINVAL, "it is no regular file, and is not replaced", str(path))
 
 
 @contextlib.contextmanager
@@ -33,6 +46,7 @@ def atomic_write(path: Path, mode: int = 0o666, *, shared: bool = False) -> Iter
     """
     if not path.name:  # `.` and `/`, which have no file beside them
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    check_replaceable(path)
     # In the same folder: `replace` is atomic only within a file system.
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part" if shared else f"{path.name}.part")
     part.unlink(missing_ok=True)

@@ -299,7 +299,8 @@ def check_writable(path: Path) -> None:
     check_folder(path)
     if not path.exists():
         return
-    if path.is_dir() or path.stat().st_size > 0:  # in an empty file, nothing can be lost
+    # In an empty file, nothing can be lost; a device or a pipe has no size.
+    if not path.is_file() or path.stat().st_size > 0:
         _check_magic(path)  # only the header: a damaged data file may be replaced
 
 

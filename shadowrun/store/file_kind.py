@@ -61,7 +61,7 @@ class FileKind:
         Raises:
             DataFileError: It cannot be written, or is of another kind.
         """
-        new = not path.exists() or path.stat().st_size == 0
+        new = not path.exists() or (path.is_file() and path.stat().st_size == 0)  # a device or a pipe has no size
         if not new:
             # Checked before anything is written: a file of another program must stay as it is.
             self.connect_to_read(path).close()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from shadowrun.errors import UsageError
 from shadowrun.report.sanitize import MAX_NAME, clip
 from shadowrun.settings import LEDGER, read_settings
+from shadowrun.store.atomic_write import check_replaceable
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -107,6 +108,7 @@ def _read(path: Path) -> str:
             slug="bad-settings",
         )
     try:
+        check_replaceable(path)
         text = path.read_text(encoding="utf-8") if path.exists() else ""
     except (OSError, UnicodeError) as error:
         raise _unwritable(path, error) from error

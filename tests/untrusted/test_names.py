@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import shadowrun
 from shadowrun.cli.main import main
 from shadowrun.errors import UsageError
 from shadowrun.report.dataframes import write_records
+from shadowrun.store.atomic_write import check_replaceable
 from shadowrun.store.captured_inputs import StoredCall, clear, folder_of, save
 from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
 from tests.untrusted.test_limits import run_file
@@ -165,3 +167,38 @@ def test_captured_inputs_are_not_written_through_a_link():
     save(folder_of(data), "0.pt", call)
     assert not folder_of(data).is_symlink()
     assert {path.name: path.read_text() for path in elsewhere.iterdir()} == {"0.pt": PRECIOUS}
+
+
+# -- what is no file is not replaced -------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("report", "x.shadowrun", "-o", "txt:there"),
+        ("combine", "x.shadowrun", "-o", "there", "--force"),
+        ("known", "x.shadowrun", "--init", "--ledger", "there"),
+        ("sweep", "--target", "cpu[threads=1]", "--ops", "exp", "--file", "there"),
+        ("run", "--target", "sim", "--data", "there", "program.py"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_is_no_file_stays(capsys, words, linked):
+    """A pipe or a device has no size, and was taken for an empty file: root replaced `/dev/null` for all."""
+    run_file()
+    Path("program.py").write_text("")
+    os.mkfifo("pipe")
+    Path("there").symlink_to("pipe") if linked else Path("pipe").rename("there")
+    assert main(list(words)) == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert Path("there").is_fifo()
+    assert Path("there").is_symlink() == linked
+
+
+@pytest.mark.parametrize("name", ["/dev/null", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "/proc/1/environ"])
+@pytest.mark.skipif(sys.platform != "linux", reason="folders of Linux")
+def test_files_of_the_system_are_not_replaced(name):
+    with pytest.raises(OSError, match="not replaced"):
+        check_replaceable(Path(name))
