@@ -109,7 +109,8 @@ class Config:
         call_limit_s: Seconds that a call may take in a worker process; then the process is ended, and the call is an
             ERROR.
         asynchronous: Compare calls of an asynchronous device (``"cuda"``) on another thread, without a host sync:
-            None if possible, True or an error, False never.
+            None if possible, True or an error, False never. False also has a program on the CPU wait for each answer
+            of a worker process (``"cpu[isa=default]"``).
         compiled: Also compare each graph that torch.compile compiles inside the block, forward and backward, with
             eager as a whole; the program still gets the results of the compiled code.
         capture: Bytes of inputs of failing calls to keep in a folder next to the data file for `Run.repro`: those of

@@ -273,13 +273,14 @@ class Comparator:
             else:
                 self._recorder.match(context, *times, drift)
             return
+        if (
+            looked is None
+            and actual.fallback is None
+            and rng is None
+            and self.record_if_close(context, a, e, times, drift)
+        ):
+            return
         bounds = self.bounds.by_context.get(context)
-        if bounds is not None and looked is None and actual.fallback is None and rng is None:
-            close = bounds.judge(a, e)
-            if close is not None:
-                self.teach_native(bounds, a, *close)
-                self._recorder.verdict(context, *close, times=times, drift=drift)
-                return
         # Some kernels ignore the storage offset; the copies begin at 0 and would hide that.
         laid = () if stand_in else offsets(actual.args, actual.kwargs)
         names = expected.names(plan)[: len(a)]
@@ -310,6 +311,23 @@ class Comparator:
         judged = self._own_judge(case, bounds)
         self._learn(context, case, *judged)
         self._record_unequal(unequal, pristine, *judged)
+
+    def record_if_close(
+        self,
+        context: int,
+        actual: list[Value],
+        expected: list[Value],
+        times: tuple[float, float],
+        drift: tuple[float, float] = NO_DRIFT,
+    ) -> bool:
+        """Record a call whose results differ, if they are within what was found for its context; whether they are."""
+        bounds = self.bounds.by_context.get(context)
+        close = None if bounds is None else bounds.judge(actual, expected)
+        if bounds is None or close is None:
+            return False
+        self.teach_native(bounds, actual, *close)
+        self._recorder.verdict(context, *close, times=times, drift=drift)
+        return True
 
     def teach_native(
         self, bounds: ContextBounds, actual: Sequence[Value], verdict: Verdict, diffs: tuple[TensorDiff, ...]

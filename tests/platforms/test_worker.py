@@ -22,7 +22,7 @@ from shadowrun.errors import PlatformError
 from shadowrun.intercept.plan import make_plan
 from shadowrun.platforms import resolve
 from shadowrun.platforms.spec import parse
-from shadowrun.platforms.worker import client
+from shadowrun.platforms.worker import question
 from shadowrun.platforms.worker.channel import Channel
 from shadowrun.platforms.worker.client import Unsendable, Worker, WorkerDied
 from shadowrun.replay.call import Call, CallRun, Role
@@ -328,11 +328,11 @@ def test_an_operator_that_the_worker_lacks(worker):
 
 
 def test_foreign_exception_types_become_runtime_errors():
-    error = client._rebuild_exception("mypackage", "Strange", "what")
+    error = question._rebuild_exception("mypackage", "Strange", "what")
     assert type(error) is RuntimeError
     assert str(error) == "Strange: what"
-    assert type(client._rebuild_exception("builtins", "eval", "1")) is RuntimeError
-    assert type(client._rebuild_exception("builtins", "SystemExit", "1")) is RuntimeError
+    assert type(question._rebuild_exception("builtins", "eval", "1")) is RuntimeError
+    assert type(question._rebuild_exception("builtins", "SystemExit", "1")) is RuntimeError
 
 
 def crash(worker):
@@ -468,6 +468,7 @@ def test_it_lives_as_long_as_the_comparison():
 def test_a_death_is_an_error_of_that_call_alone():
     with shadowrun.compare(SPEC) as run:
         x = torch.rand(8)
+        run.step()
         os.kill(run._target.remote.pid, signal.SIGSEGV)
         y = x.exp()
         z = y.log()
@@ -481,6 +482,7 @@ def test_a_death_is_an_error_of_that_call_alone():
 def test_a_call_that_takes_too_long_is_an_error_of_that_call_alone():
     with shadowrun.compare(SPEC) as run:
         x = torch.rand(8)
+        run.step()
         os.kill(run._target.remote.pid, signal.SIGSTOP)
         run._target.remote.limit_s = 0.5
         y = x.exp()
@@ -550,7 +552,7 @@ def test_inputs_that_are_not_copied_are_those_before_the_call(monkeypatch):
 
     monkeypatch.setattr(CrossDevicePath, "_not_copied", note)
     x, y = torch.rand(6, 6), torch.rand(6, 6)
-    with shadowrun.compare(SPEC) as run:
+    with shadowrun.compare(SPEC, asynchronous=False) as run:
         z = torch.add(x, y)
         z.add_(x)
         torch.mul(x[1:], y.t()[1:], out=z[1:])
@@ -622,7 +624,7 @@ def test_the_process_begins_before_the_program_s_call(monkeypatch):
     a, b = torch.rand(3, 3), torch.rand(4, 4)
     passed = weakref.ref(b)
     # A call that seems slow, on a busy machine, would run again.
-    with shadowrun.compare(SPEC, slow_ratio=1e9) as run:
+    with shadowrun.compare(SPEC, slow_ratio=1e9, asynchronous=False) as run:
         with contextlib.suppress(RuntimeError):
             torch.mm(a, b)
         del b
@@ -641,7 +643,7 @@ def test_the_process_begins_before_the_program_s_call(monkeypatch):
 
 def test_what_fails_where_it_begins_is_a_record_and_no_exception(monkeypatch):
     monkeypatch.setattr(cross_device, "_has_processors", lambda _: True)
-    with shadowrun.compare("cpu[isa=default]") as run:
+    with shadowrun.compare("cpu[isa=default]", asynchronous=False) as run:
         monkeypatch.setattr(Worker, "ask", raising(ValueError("of ours")))
         assert torch.ones(3).exp().sum() > 8
     assert "ValueError: of ours" in {r.verdict.evidence for r in run.records(status=Status.ERROR)}
@@ -657,6 +659,6 @@ def raising(error):
 def test_nothing_begins_early_where_processors_are_few(monkeypatch):
     monkeypatch.setattr(cross_device, "_N_PROCESSORS", 1)
     monkeypatch.setattr(Executor, "begin_remote", lambda *_: pytest.fail("it was begun"))
-    with shadowrun.compare(SPEC) as run:
+    with shadowrun.compare(SPEC, asynchronous=False) as run:
         torch.relu(torch.rand(3))
     assert run.counts()[Status.MATCH] == 2

@@ -15,6 +15,7 @@ import itertools
 import marshal
 import mmap
 import os
+import select
 import socket
 import struct
 import time
@@ -162,7 +163,7 @@ def _close_all(segments: dict[int, Any]) -> None:
 # mailbox, for an end that slept; one that woke by itself finds it later.
 _HEAD = struct.Struct("<Q")
 _WAKE = 1 << 63
-_MAX_DESCRIPTORS = 2
+_MAX_DESCRIPTORS = 3
 _MARSHAL = 2
 _ALIGNMENT = 64
 _COPY_UP_TO = 1 << 20
@@ -186,6 +187,9 @@ class Channel:
         connection: One of a pair of sockets.
         answers: Whether this is the answering end.
         shared: Whether to use shared memory, where the system has it.
+
+    Attributes:
+        carried: Descriptors that came with the last message, for the receiver to close.
     """
 
     def __init__(self, connection: socket.socket, *, answers: bool = False, shared: bool = True) -> None:
@@ -200,13 +204,23 @@ class Channel:
         self._held_there: Sequence[int] = ()
         self._deadline: float | None = None
         self._last: tuple[Any, list[torch.UntypedStorage], list[int]] | None = None
+        self.carried: list[int] = []
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether both ends share memory."""
+        return self._mailbox is not None
 
     def limit(self, seconds: float | None) -> None:
         """Set a deadline for what follows; after it, `TimeoutError` is raised and the channel is unusable."""
         self._deadline = None if seconds is None else time.monotonic() + seconds
 
-    def send(self, message: Any) -> None:
+    def send(self, message: Any, carried: Sequence[int] = ()) -> None:
         """Send what `wire.encode` can encode.
+
+        Args:
+            message: The message.
+            carried: Descriptors that go with it, at most one.
 
         Raises:
             Unsendable: It has a value of another kind; nothing was sent.
@@ -238,11 +252,11 @@ class Channel:
                     ctypes.memmove(segment.address + at, r.address, r.size)
         # The worker must not overwrite a segment in which the program still has a result.
         held = [] if self._answers else [number for number, mapped in self._others.items() if mapped.in_use]
-        text = marshal.dumps((tree, spans, name, freed, held, bool(opening)), _MARSHAL)
+        text = marshal.dumps((tree, spans, name, freed, held, bool(opening), len(carried)), _MARSHAL)
         # Once for each segment: both ends then know it by its number.
         made = [segment] if isinstance(segment, _OwnSegment) and segment.fd >= 0 else []
         try:
-            self._send_text(text, [*opening, *(m.fd for m in made)], regions, spans)
+            self._send_text(text, [*opening, *(m.fd for m in made), *carried], regions, spans)
         finally:
             for m in made:
                 m.close()
@@ -281,6 +295,24 @@ class Channel:
         for r in through_socket:
             self.connection.sendall(_bytes_at(r.address, r.size))
 
+    def arrives(self, seconds: float) -> bool:
+        """Whether the next message comes, or the other end is closed, within so much time."""
+        if self._mailbox is not None and self._mailbox.arrived(self._n_received + 1):
+            return True
+        poll = select.poll()
+        poll.register(self.connection, select.POLLIN)
+        while poll.poll(1000 * seconds):
+            try:
+                head = self.connection.recv(_HEAD.size, socket.MSG_PEEK)
+            except OSError:  # it is closed, as `receive` finds
+                return True
+            word = _HEAD.unpack(head)[0] if len(head) == _HEAD.size else 0
+            if not word & _WAKE or word > _WAKE | self._n_received:
+                return True
+            # Of a message that this end saw before it was woken.
+            self.connection.recv(_HEAD.size)
+        return False
+
     def receive(self) -> Any:
         """Wait for a message, and build its values.
 
@@ -294,7 +326,8 @@ class Channel:
         descriptors: list[int] = []
         if not text:
             text, descriptors = self._text_of_socket()
-        tree, spans, name, freed, self._held_there, opening = marshal.loads(text)  # noqa: S302 - of our own other end
+        tree, spans, name, freed, self._held_there, opening, n_carried = marshal.loads(text)  # noqa: S302 - as `send`
+        self.carried = [descriptors.pop() for _ in range(n_carried)]
         if opening:
             self._mailbox = Mailbox(descriptors[0], answers=True)
             os.close(descriptors.pop(0))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
-import contextlib
 import os
-import sys
 import threading
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +14,9 @@ from shadowrun.platforms.cpu import flushes_denormals
 from shadowrun.platforms.worker import wire
 from shadowrun.platforms.worker.channel import PROBE, Channel, ChannelClosed
 from shadowrun.platforms.worker.process import Process, is_foreign
+from shadowrun.platforms.worker.question import Answer, Question, WorkerDied
+from shadowrun.platforms.worker.ring import OPEN, REDO, SERVE, Ring
+from shadowrun.platforms.worker.ring_calls import RingCall, RingCalls, Room
 from shadowrun.platforms.worker.wire import Unsendable
 
 if TYPE_CHECKING:
@@ -27,35 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "Question", "Unsendable", "Worker", "WorkerDied"]
 
-Answer = tuple[list[Any], list[Any], int]
-"""Fresh returns (None for the others), mutated arguments, nanoseconds."""
-
 # Importing torch takes seconds, and longer on a busy machine.
 _START_LIMIT_S = 120.0
 _MAX_DEATHS = 3
-
-
-class Question:
-    """A call that was sent to a worker.
-
-    Attributes:
-        name: Of the operator.
-        kernel_settings: The program's settings that it was sent under.
-        answer: What came back, until it is read.
-        error: Why there is no answer.
-    """
-
-    __slots__ = ("answer", "error", "kernel_settings", "name")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.kernel_settings: tuple[Any, ...] = ()
-        self.answer: tuple[Any, ...] | None = None
-        self.error: Exception | None = None
-
-
-class WorkerDied(RuntimeError):  # noqa: N818 - the record's word for it
-    """The worker crashed or did not answer in time."""
+# To wake the worker costs as much as a small operator: so many calls wait before it is asked to run them.
+_BATCH = 8
+_LOOK_AGAIN_S = 0.001
 
 
 class Worker:
@@ -87,6 +65,9 @@ class Worker:
         self._worker_settings: tuple[Any, ...] | None = None
         # The question that was sent and not answered yet.
         self._open: Question | None = None
+        self._calls: RingCalls | None = None
+        # When the worker came to the call that it runs, as far as this process knows.
+        self._running: tuple[RingCall | None, float] = (None, 0.0)
 
     @property
     def pid(self) -> int:
@@ -171,29 +152,155 @@ class Worker:
             NotImplementedError: Its torch, another version, lacks the operator.
             Exception: What the operator raised, of the same type where it is Python's or torch's.
         """
-        name = question.name
         with self._lock:
             if question is self._open:
                 self._refuse_fork()
                 self._receive(question)
             if question.error is None and question.answer is None:
                 question.error = WorkerDied("worker ended before it answered")
-        if question.error is not None:
-            raise question.error
-        answer, question.answer = question.answer, None
-        assert answer is not None
-        if answer[0] == "ran":
-            return answer[1], answer[2], answer[3]
-        if answer[0] == "raised":
-            # The same type as here: `classify` and the program's `except` go by it.
-            raise _rebuild_exception(*answer[1:])
-        if answer[0] == "unsendable":
-            raise Unsendable(answer[1])
-        if name.startswith("aten::"):
-            raise NotImplementedError(
-                f"The operator '{name}' is not currently implemented for the torch {answer[1]} there"
-            )
-        raise Unsendable(f"the worker has no operator {name}")
+        return question.result()
+
+    # -- calls that wait in a ring -------------------------------------------------------------------
+
+    def open_call(
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        returns: tuple[int, tuple[int, ...]],
+        written: list[tuple[str, int]],
+        rng: torch.Tensor | None = None,
+    ) -> RingCall | Room | None:
+        """Copy the inputs of a call that the worker runs later; see `ask` for the arguments.
+
+        Returns:
+            `ring_calls.FULL` where an older call has to be released first; None where `ask` is the only way.
+        """
+        with self._lock:
+            calls = self._ring_for(name)
+            if calls is None:
+                return None
+            call = RingCall(name, calls.ring, returns, written, self._program_settings(), self.limit_s)
+            opened = calls.open(call, args, kwargs, rng)
+            return opened if isinstance(opened, Room) else call if opened else None
+
+    def close_call(self, call: RingCall, values: list[Any]) -> Room | bool:
+        """Hand over a call, with the program's results; False where it is to be abandoned."""
+        with self._lock:
+            calls = self._calls
+            # Another process: the worker died in a call that the program made inside this one.
+            if calls is None or calls.ring is not call.ring:
+                return False
+            settings = call.kernel_settings
+            closed = calls.close(call, values, None if settings == self._worker_settings else settings)
+            if closed is True:
+                self._worker_settings = settings
+                calls.oldest()
+                if calls.n_waiting >= _BATCH:
+                    self._serve(calls)
+            return closed
+
+    def abandon_call(self, call: RingCall) -> None:
+        """Forget a call that was opened and not closed."""
+        with self._lock:
+            if self._calls is not None:
+                self._calls.abandon(call)
+
+    def is_answered(self, call: RingCall) -> bool:
+        """Whether it is known what became of a call; waits for nothing."""
+        if not call.state and self._calls is not None:
+            self._calls.oldest()
+        return bool(call.state)
+
+    def await_call(self, call: RingCall) -> None:
+        """Wait until it is known what became of a call."""
+        while not self.is_answered(call):
+            with self._lock:
+                self._refuse_fork()
+                if self._calls is None or self._calls.ring is not call.ring:
+                    call.error, call.state = WorkerDied("worker ended before it answered"), REDO
+                    return
+                self._advance(self._calls)
+
+    def release_call(self, call: RingCall) -> None:
+        """Have the memory of a call used again, when it is not needed any more; the oldest first."""
+        with self._lock:
+            if self._calls is not None and self._calls.ring is call.ring:
+                self._calls.release(call)
+
+    def forget_calls(self) -> None:
+        """Drop the calls that wait: the worker may be in one of them, and is ended."""
+        with self._lock:
+            if self._calls is not None:
+                self._end_process()
+
+    def _ring_for(self, name: str) -> RingCalls | None:
+        """Where calls of this operator can wait; None where they cannot."""
+        if self._deaths[name] >= _MAX_DEATHS or (self._foreign and name not in self._described):
+            return None
+        if self._process is not None and self._process.owner != os.getpid():
+            return None
+        if self._calls is None and self._channel is not None and self._channel.is_shared:
+            self._settle_open()
+            descriptor = Ring.make()
+            if descriptor is None:
+                return None
+            try:
+                channel = self._restarted()
+                channel.limit(self.limit_s)
+                channel.send(OPEN, [descriptor])
+                channel.receive()
+                self._calls = RingCalls(Ring(descriptor))
+            # The next call that is sent by itself finds out what is wrong.
+            except (Unsendable, ChannelClosed, OSError, WorkerDied):
+                return None
+            finally:
+                os.close(descriptor)
+        return self._calls
+
+    def _serve(self, calls: RingCalls) -> None:
+        """Have the worker run what waits, unless it does so already."""
+        channel = self._channel
+        if self._open is not None and channel is not None and channel.arrives(0):
+            self._receive(self._open)
+        if self._open is not None or self._channel is None:
+            return
+        question = Question(SERVE)
+        try:
+            self._channel.limit(self.limit_s)
+            self._channel.send(SERVE)
+        except BaseException as error:
+            self._failed(question, error)
+            return
+        self._running = calls.oldest(), time.monotonic()
+        self._open = question
+
+    def _advance(self, calls: RingCalls) -> None:
+        """Wait a moment for the worker, and end it where a call takes too long."""
+        question, channel = self._open, self._channel
+        if question is None or question.name != SERVE or channel is None:
+            self._settle_open()
+            self._serve(calls)
+            return
+        if channel.arrives(_LOOK_AGAIN_S):
+            self._receive(question)
+            return
+        oldest = calls.oldest()
+        running, since = self._running
+        if oldest is not running:
+            self._running = oldest, time.monotonic()
+        elif oldest is not None and time.monotonic() - since > oldest.limit_s:
+            self._open = None
+            self._failed(question, TimeoutError())
+
+    def _settle_open(self) -> None:
+        """Read the answer to the question that is open: the channel carries one at a time."""
+        if self._open is not None:
+            self._receive(self._open)
+
+    def _program_settings(self) -> tuple[Any, ...]:
+        # The program may change these settings at any time; a replay must run under its present ones.
+        return (*torchplatform.kernel_settings(), flushes_denormals())
 
     def _refuse_fork(self) -> None:
         if self._process is not None and self._process.owner != os.getpid():
@@ -212,17 +319,17 @@ class Worker:
         if self._deaths[name] >= _MAX_DEATHS:
             raise WorkerDied(f"worker died {_MAX_DEATHS} times in this operator: not tried again")
         self._refuse_fork()
-        if self._open is not None:
-            # The program's call raised, or called operators itself: the channel carries one question at a time.
-            self._receive(self._open)
+        while self._calls is not None and self._calls.oldest() is not None:
+            self._advance(self._calls)
+        # The program's call raised, or called operators itself.
+        self._settle_open()
         channel = self._restarted()
         signature = None
         # Signatures are compared once for each operator, and only if the worker's torch may differ.
         if self._foreign and name not in self._described:
             operator = wire.find_operator(name)
             signature = None if operator is None else wire.signature(operator)
-        # The program may change these settings at any time; a replay must run under its present ones.
-        question.kernel_settings = kernel_settings = (*torchplatform.kernel_settings(), flushes_denormals())
+        question.kernel_settings = kernel_settings = self._program_settings()
         changed = None if kernel_settings == self._worker_settings else kernel_settings
         plain = wire.Plain((name, signature, returns, tuple(written)))
         try:
@@ -246,24 +353,30 @@ class Worker:
         except BaseException as error:
             self._failed(question, error)
             return
+        if question.name == SERVE:
+            return
         self._described.add(question.name)
         self._worker_settings = question.kernel_settings if answer[0] in ("ran", "raised") else None
 
     def _failed(self, question: Question, error: BaseException) -> None:
         """Put what went wrong in the channel into the question; an interrupt is raised again."""
+        calls, limit_s, name = self._calls, self.limit_s, question.name
+        running = calls.oldest() if calls is not None and name == SERVE else None
+        if running is not None:
+            name, limit_s = running.name, running.limit_s
         # Nothing was sent, or the answer was read to its end: the channel is in order.
         if isinstance(error, Unsendable):
             question.error = error
         elif isinstance(error, TimeoutError):
             # A hang counts as a death: each one costs the program the whole time limit.
-            self._deaths[question.name] += 1
-            self._end_process()
-            question.error = WorkerDied(
-                f"worker hung: no answer within {self.limit_s:g} s, ended by signal 9 (SIGKILL)"
-            )
+            self._deaths[name] += 1
+            question.error = WorkerDied(f"worker hung: no answer within {limit_s:g} s, ended by signal 9 (SIGKILL)")
+            self._end_process(question.error)
         elif isinstance(error, (ChannelClosed, OSError)):
-            self._deaths[question.name] += 1
-            question.error = WorkerDied(f"worker died: {self._exit_reason()}")
+            self._deaths[name] += 1
+            assert self._process is not None
+            question.error = WorkerDied(f"worker died: {self._process.exit_reason()}")
+            self._end_process(question.error)
         else:  # an interrupt: the next call would receive the answer to this one
             self._end_process()
             raise error
@@ -344,18 +457,9 @@ class Worker:
         self._end_process()
         return how
 
-    def _end_process(self) -> None:
+    def _end_process(self, error: Exception | None = None) -> None:
         if self._process is not None:
             self._process.end()
-        self._process = self._channel = self._open = None
-
-
-def _rebuild_exception(module: str, qualname: str, text: str) -> Exception:
-    """An exception of the worker; a type of another package becomes a RuntimeError that names it."""
-    home: Any = builtins if module == "builtins" else sys.modules.get(module) if module.startswith("torch") else None
-    kind = getattr(home, qualname, None)
-    if isinstance(kind, type) and issubclass(kind, Exception):
-        # Some exception types take other arguments than a text.
-        with contextlib.suppress(TypeError):
-            return kind(text)
-    return RuntimeError(f"{qualname}: {text}")
+        if self._calls is not None:
+            self._calls.fail(error or WorkerDied("worker ended before it answered"))
+        self._process = self._channel = self._open = self._calls = None

@@ -14,7 +14,7 @@ import time
 
 import torch
 
-__all__ = ["DATA_BYTES", "TEXT_BYTES", "Mailbox", "Slot"]
+__all__ = ["DATA_BYTES", "TEXT_BYTES", "Mailbox", "Slot", "fence"]
 
 TEXT_BYTES = 1 << 14
 """Longest text that a slot holds."""
@@ -42,7 +42,7 @@ _clock = time.perf_counter_ns
 _lock = threading.Lock()
 
 
-def _fence() -> None:
+def fence() -> None:
     """Full memory barrier: what was written before is seen by the other process before what is written after."""
     # One lock only keeps accesses from moving out of it; what comes before and after two of them stays in order.
     with _lock:
@@ -120,10 +120,10 @@ class Mailbox:
         begin, words, out = self._write_at, self._words, self._out
         self._texts[begin : begin + len(text)] = text
         words[out + _LENGTH] = len(text)
-        _fence()
+        fence()
         # Last: a reader that sees the number reads the rest.
         words[out + _WRITTEN] = number
-        _fence()
+        fence()
         return words[out + _ASLEEP] == number
 
     def take(self, number: int) -> bytes | None:
@@ -144,10 +144,18 @@ class Mailbox:
                         # The other process, or a thread of the kernel that it runs, may want this processor.
                         _give_way()
             words[self._in + _ASLEEP] = number
-            _fence()
+            fence()
             if words[at] != number:
                 return None
         return self.text()
+
+    def arrived(self, number: int) -> bool:
+        """Whether the message of this number is there; if not, its writer wakes this end."""
+        words, at = self._words, self._in + _WRITTEN
+        if words[at] != number:
+            words[self._in + _ASLEEP] = number
+            fence()
+        return words[at] == number
 
     def _spin_ns(self) -> int:
         """How long to look for the next message: twice as long as the last ones took, if they came soon."""

@@ -25,6 +25,8 @@ from shadowrun.platforms.fingerprint import fingerprint
 from shadowrun.platforms.settings import environment
 from shadowrun.platforms.worker import wire
 from shadowrun.platforms.worker.channel import PROBE, Channel, ChannelClosed
+from shadowrun.platforms.worker.ring import OPEN, SERVE, Ring
+from shadowrun.platforms.worker.ring_answers import answer_in_ring
 from shadowrun.platforms.worker.wire import Unsendable
 
 __all__ = ["main"]
@@ -59,15 +61,26 @@ def main(descriptor: int) -> None:
 
 
 def _serve(channel: Channel, server: _Server) -> None:
-    """Answer one call, and keep nothing of it: the next call uses the same shared memory."""
+    """Answer one message, and keep nothing of it: the next one uses the same shared memory."""
     try:
-        try:
-            answer = server.answer(*channel.receive())
-        except _NotResizable:  # shared memory has a fixed size: once more with inputs in private memory
-            answer = server.answer(*channel.receive_again(), grows=True)
-        channel.send(answer)
+        message = channel.receive()
+        if message == SERVE:
+            server.serve_ring()
+            channel.send(SERVE)
+        elif message == OPEN:
+            server.open_ring(channel.carried.pop())
+            channel.send(OPEN)
+        else:
+            channel.send(_answer(channel, server, message))
     except Unsendable as reason:
         channel.send(("unsendable", str(reason)))
+
+
+def _answer(channel: Channel, server: _Server, message: tuple[Any, ...]) -> Any:
+    try:
+        return server.answer(*message)
+    except _NotResizable:  # shared memory has a fixed size: once more with inputs in private memory
+        return server.answer(*channel.receive_again(), grows=True)
 
 
 def _end_with_parent(descriptor: int, parent: int) -> None:
@@ -95,6 +108,7 @@ class _Server:
         self._settings = settings
         self._operators: dict[str, Any] = {}
         self._differing: dict[str, tuple[wire.Signature, wire.Signature]] = {}
+        self._ring: Ring | None = None
         CpuSettings(settings).__enter__()
 
     def facts(self) -> dict[str, Any]:
@@ -104,6 +118,28 @@ class _Server:
         mkldnn = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
         notes = cpu.settings_without_effect(environment(self._settings), mkl=mkl, mkldnn=mkldnn)
         return facts | ({"without_effect": "; ".join(notes)} if notes else {})
+
+    def open_ring(self, descriptor: int) -> None:
+        """Take the memory in which calls wait."""
+        self._ring = Ring(descriptor)
+        os.close(descriptor)
+
+    def serve_ring(self) -> None:
+        """Answer the calls that wait, and those that come in the meantime."""
+        ring = self._ring
+        assert ring is not None
+        while (number := ring.answered + 1) <= ring.written:
+            *call, changed = ring.text(number)
+            self._set(wire.decode(changed, (), ()))
+            ring.settle(number, *answer_in_ring(ring, call, self.answer))
+
+    def _set(self, kernel_settings: tuple[Any, ...] | None) -> None:
+        # Only where they changed: each call into torch costs time in every replay.
+        if kernel_settings is not None:
+            torchplatform.set_kernel_settings(kernel_settings[:-1])
+            torch.set_flush_denormal(kernel_settings[-1])
+            # After the program's settings: those of the platform override them.
+            CpuSettings(self._settings).__enter__()
 
     def answer(
         self,
@@ -141,12 +177,7 @@ class _Server:
             why = wire.signature_difference(*self._differing[name], len(args), kwargs)
             if why:
                 return "unsendable", f"torch {torch.__version__} has another {name}: {why}"
-        # Only where they changed: each call into torch costs time in every replay.
-        if kernel_settings is not None:
-            torchplatform.set_kernel_settings(kernel_settings[:-1])
-            torch.set_flush_denormal(kernel_settings[-1])
-            # After the program's settings: those of the platform override them.
-            CpuSettings(self._settings).__enter__()
+        self._set(kernel_settings)
         try:
             return _run(operator, args, kwargs, returns, written, rng)
         except Exception as error:

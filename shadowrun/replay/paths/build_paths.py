@@ -14,6 +14,7 @@ from shadowrun.replay.paths.cross_device import CrossDevicePath
 from shadowrun.replay.paths.pipeline import OrderedSink, Pipeline
 from shadowrun.replay.paths.same_device import SameDevicePath
 from shadowrun.replay.paths.two_settings import TwoSettingsPath
+from shadowrun.replay.paths.waiting_calls import WaitingCalls, can_wait
 from shadowrun.replay.repair_trials import RepairTrials
 from shadowrun.replay.timeline import TimedPath, TimedSink, Timeline
 
@@ -47,7 +48,9 @@ class Paths:
         copying = None if isinstance(chosen, str) else chosen
         self._pipeline = Pipeline(_MAX_PENDING) if copying is not None else None
         # The calling thread records too (views, fallbacks): without the queue its records would come first.
-        sink: RecordSink = recorder if self._pipeline is None else OrderedSink(recorder, self._pipeline)
+        self._waiting = WaitingCalls() if can_wait(config, target, ref) else None
+        queue = self._pipeline or self._waiting
+        sink: RecordSink = recorder if queue is None else OrderedSink(recorder, queue)
         own_sink: RecordSink = recorder
         self.timeline = timeline = Timeline(recorder.add_moment) if config.timeline else None
         if timeline is not None:
@@ -62,7 +65,7 @@ class Paths:
         self.context = context = ReplayContext(config, *executors, sink, comparator, drift, timeline)
         self.same_device = SameDevicePath(context)
         self._comparators = [context.comparator]
-        cross_device = CrossDevicePath(context)
+        cross_device = CrossDevicePath(context, self._waiting)
         self.by_treatment: dict[Treatment, Path] = {
             Treatment.SAME_DEVICE: self.same_device,
             Treatment.CROSS_DEVICE: cross_device,
@@ -126,6 +129,8 @@ class Paths:
         """Have all calls recorded that wait to be compared."""
         if self._pipeline is not None:
             self._pipeline.drain()
+        if self._waiting is not None:
+            self._waiting.drain()
         if self._two_settings is not None:
             self._two_settings.flush()
 
@@ -139,9 +144,13 @@ class Paths:
         self.same_device.fast.buffers.clear()
         if self._pipeline is not None:
             self._pipeline.close()
+        if self._waiting is not None:
+            self._waiting.drain()
         self.free_copies()
 
     def forked(self) -> None:
         """In a forked child: the other thread does not exist."""
         if self._pipeline is not None:
             self._pipeline.forked()
+        if self._waiting is not None:
+            self._waiting.forget()

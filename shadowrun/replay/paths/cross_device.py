@@ -13,7 +13,7 @@ import torch
 from shadowrun.intercept.plan import Action
 from shadowrun.intercept.torchapi import with_isolated_warnings
 from shadowrun.operators.vendor_ops import for_reference
-from shadowrun.replay.call import run_own
+from shadowrun.replay.call import draws_random, run_own
 from shadowrun.replay.context import BUDGET, CUSTOM, ReplayContext
 from shadowrun.replay.copies import Arguments, OverBudget, mirror, plan_with_cpu_tensors, tensors_in, written_to
 from shadowrun.replay.input_copies import TOO_LARGE, InputCopies, SavedRngStates, are_too_large, run_before_copies
@@ -25,8 +25,9 @@ from shadowrun.torch_private import is_zero_tensor
 if TYPE_CHECKING:
     from shadowrun.replay.call import Call, CallRun
     from shadowrun.replay.executor import Executor
+    from shadowrun.replay.paths.waiting_calls import WaitingCalls
 
-__all__ = ["CrossDevicePath"]
+__all__ = ["CrossDevicePath", "RngStates"]
 
 _CPU = torch.device("cpu")
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -37,12 +38,17 @@ _N_PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity")
 class CrossDevicePath:
     """Observes calls on the target (replayed on the reference), on the reference, or on a third device.
 
+    Args:
+        context: What the paths share.
+        waiting: Calls that the target's process repeats while the program goes on; None: none do.
+
     Attributes:
+        context: As given.
         runs: Runs calls on either platform.
     """
 
-    def __init__(self, context: ReplayContext) -> None:
-        self._context = context
+    def __init__(self, context: ReplayContext, waiting: WaitingCalls | None = None) -> None:
+        self.context = self._context = context
         self._target, self._ref = context.target, context.ref
         self._max_bytes = context.config.max_bytes
         self.runs = PlatformRuns(context.config, context.target, context.ref, context.recorder)
@@ -55,11 +61,18 @@ class CrossDevicePath:
         shared = (self.runs, self._uncompared)
         self._lazy_target = LazyDevicePath(context, context.target, *shared) if lazy_target else None
         self._lazy_ref = LazyDevicePath(context, context.ref, *shared) if lazy_ref else None
+        self._waiting = waiting
+        if waiting is not None:
+            waiting.connect(self)
 
     def observe(self, call: Call) -> CallRun:
         """Run a call for the program and elsewhere, and record the verdict."""
         if not self._processes:
             return self._observe(call)
+        if self._waiting is not None:
+            own = self._waiting.observe(call)
+            if own is not None:
+                return own
         try:
             return self._observe(call)
         finally:
@@ -80,7 +93,7 @@ class CrossDevicePath:
         copies = self._copy_inputs(call)
         random = call.plan.action is Action.RANDOM
         # The state has to be read before the program's own call moves the stream.
-        began = _RngStates(call.kwargs) if self._may_draw_the_same and random and role.device == _CPU else None
+        began = self.rng_states(call) if random and role.device == _CPU else None
         drift = context.drift if not call.reason else None
         if drift is not None:
             # Twins are laid out before the call: it may write to the inputs that they stand for.
@@ -114,13 +127,30 @@ class CrossDevicePath:
             context.recorder.context(call)
             if copies.problem is not None or copies.pristine is None:
                 context.unverified(call, copies.problem or BUDGET, own)
-            elif call.is_random:
-                self._compare_random(call, own, copies.pristine, began)
             else:
-                self._compare(call, own, copies.pristine)
+                self.compare(call, own, copies.pristine, began)
         except Exception as error:
             context.failed("replaying", call, error, own.out)
         return own
+
+    def rng_states(self, call: Call) -> RngStates | None:
+        """States that a random call begins with, where the target may draw the same numbers from them."""
+        return RngStates(call.kwargs) if self._may_draw_the_same else None
+
+    def compare(self, call: Call, own: CallRun, pristine: Arguments, began: RngStates | None) -> None:
+        """Repeat a call, and record the verdict.
+
+        Args:
+            call: The call, with its context.
+            own: The program's own run.
+            pristine: Inputs as before it.
+            began: States that a random call began with.
+        """
+        # Where the call waited it has no arguments any more.
+        if draws_random(call.plan, *pristine):
+            self._compare_random(call, own, pristine, began)
+        else:
+            self._compare(call, own, pristine)
 
     def compare_and_record(self, call: Call, own: CallRun, pristine: Arguments) -> None:
         """Replay a call of the target's that has run, and record the verdict."""
@@ -208,7 +238,7 @@ class CrossDevicePath:
             named = {"shared": False, "here": role.device if role.on_target else None}
             with_isolated_warnings(self._context.comparator.compare_and_record, (), runs, named)
 
-    def _compare_random(self, call: Call, own: CallRun, pristine: Arguments, began: _RngStates | None) -> None:
+    def _compare_random(self, call: Call, own: CallRun, pristine: Arguments, began: RngStates | None) -> None:
         comparator, drift = self._context.comparator, self._context.drift
         drawn = own if call.role.on_target else self._draw_on_target(call, pristine, began)
         if drawn is not None:
@@ -226,7 +256,7 @@ class CrossDevicePath:
         pairs = zip(self._target.values(call.plan, drawn), self._ref.values(call.plan, own), strict=False)
         return all(self._context.comparator.equal(a, e) for a, e in pairs)
 
-    def _draw_on_target(self, call: Call, pristine: Arguments, began: _RngStates | None) -> CallRun | None:
+    def _draw_on_target(self, call: Call, pristine: Arguments, began: RngStates | None) -> CallRun | None:
         """Run a random operator on the target without moving its stream, or from where the program's call began."""
         # The CPU's stream too: a device without a generator (lazy), or one that falls back, draws from it.
         saved = SavedRngStates(self._target.platform, pristine[1])
@@ -249,15 +279,20 @@ def _is_view_of_kind(t: torch.Tensor) -> bool:
     return t.storage_offset() != 0 or t.is_conj() or t.is_neg() or t.is_quantized or is_zero_tensor(t)
 
 
-class _RngStates:
-    """States that a random call began with: the CPU's stream, and the generator's that was passed."""
+class RngStates:
+    """States that a random call began with: the CPU's stream, and the generator's that was passed.
+
+    Attributes:
+        cpu: State of the CPU's stream.
+    """
 
     def __init__(self, kwargs: dict[str, Any]) -> None:
         generator = kwargs.get("generator")
-        self._cpu = torch.get_rng_state()
+        self.cpu = torch.get_rng_state()
         self._generator = generator.get_state() if isinstance(generator, torch.Generator) else None
 
     def enter(self, generator: Any) -> None:
-        torch.set_rng_state(self._cpu)
+        """Set both, the latter in `generator`."""
+        torch.set_rng_state(self.cpu)
         if self._generator is not None:
             generator.set_state(self._generator)

@@ -276,6 +276,19 @@ class _DeferredRecord:
         self.run()
 
 
+class Queue(Protocol):
+    """Jobs that are done one after another."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether a record needs not wait."""
+        ...
+
+    def submit(self, job: Job) -> None:
+        """Hand over a job."""
+        ...
+
+
 class OrderedSink:
     """A `RecordSink` that writes to another one, after the calls that are still being compared.
 
@@ -284,7 +297,7 @@ class OrderedSink:
         pipeline: The calls that come first.
     """
 
-    def __init__(self, sink: RecordSink, pipeline: Pipeline) -> None:
+    def __init__(self, sink: RecordSink, pipeline: Queue) -> None:
         self._pipeline = pipeline
         self.match, self.verdict = self._in_order(sink.match), self._in_order(sink.verdict)
         # What needs no order goes straight to the sink; a context is numbered while the call still runs.

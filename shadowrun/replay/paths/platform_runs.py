@@ -153,34 +153,38 @@ class PlatformRuns:
 
     def run_target(self, call: Call, pristine: Arguments) -> CallRun | None:
         """Run a call on the target for a program that runs elsewhere; None where it raised, which is recorded."""
-        plan, context = call.plan, call.context
         try:
-            return self._target.run_mirrored(plan, *pristine, self._config.max_bytes)
+            return self._target.run_mirrored(call.plan, *pristine, self._config.max_bytes)
         except Exception as error:
-            failure = classify(error)
-            if limit_of_host(error):
-                self._recorder.verdict(context, _limit_reached(error))
-            # A crash of the process is the platform's fault, not a missing kernel.
-            elif isinstance(error, WorkerDied):
-                verdict = Verdict(Status.ERROR, Cause.IMPLEMENTATION, str(error), failure.message)
-                self._recorder.verdict(context, verdict, captured=self._recorder.keep_inputs(plan, verdict, pristine))
-            elif isinstance(error, Unsendable):
-                self._recorder.verdict(context, Verdict(Status.UNVERIFIED, None, str(error)))
-            elif isinstance(error, Warning):
-                verdict = Verdict(
-                    Status.UNVERIFIED, None, "the replay warned, and warnings are errors here", str(error)[:300]
-                )
-                self._recorder.verdict(context, verdict)
-            # No other device has this operator, so its absence on the target is no finding.
-            elif facts(plan.name).device_specific and plan.name not in EQUIVALENTS:
-                verdict = Verdict(Status.UNVERIFIED, None, "an operator of another kind of device", failure.message)
-                self._recorder.verdict(context, verdict)
-            elif failure.supported:
-                verdict = Verdict(Status.ERROR, failure.cause, type(error).__name__, failure.message)
-                self._recorder.verdict(context, verdict, captured=self._recorder.keep_inputs(plan, verdict, pristine))
-            else:
-                self._unsupported(call, error, -1.0, pristine)
+            self.target_raised(call, pristine, error)
             return None
+
+    def target_raised(self, call: Call, pristine: Arguments, error: Exception) -> None:
+        """Record what the target raised for a program that runs elsewhere."""
+        plan, context = call.plan, call.context
+        failure = classify(error)
+        if limit_of_host(error):
+            self._recorder.verdict(context, _limit_reached(error))
+        # A crash of the process is the platform's fault, not a missing kernel.
+        elif isinstance(error, WorkerDied):
+            verdict = Verdict(Status.ERROR, Cause.IMPLEMENTATION, str(error), failure.message)
+            self._recorder.verdict(context, verdict, captured=self._recorder.keep_inputs(plan, verdict, pristine))
+        elif isinstance(error, Unsendable):
+            self._recorder.verdict(context, Verdict(Status.UNVERIFIED, None, str(error)))
+        elif isinstance(error, Warning):
+            verdict = Verdict(
+                Status.UNVERIFIED, None, "the replay warned, and warnings are errors here", str(error)[:300]
+            )
+            self._recorder.verdict(context, verdict)
+        # No other device has this operator, so its absence on the target is no finding.
+        elif facts(plan.name).device_specific and plan.name not in EQUIVALENTS:
+            verdict = Verdict(Status.UNVERIFIED, None, "an operator of another kind of device", failure.message)
+            self._recorder.verdict(context, verdict)
+        elif failure.supported:
+            verdict = Verdict(Status.ERROR, failure.cause, type(error).__name__, failure.message)
+            self._recorder.verdict(context, verdict, captured=self._recorder.keep_inputs(plan, verdict, pristine))
+        else:
+            self._unsupported(call, error, -1.0, pristine)
 
     def run_reference(self, call: Call, pristine: Arguments, *, answered: bool = False) -> CallRun | None:
         """Run a call on the reference; None where it raised, which is recorded.
