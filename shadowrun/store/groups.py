@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shadowrun.store.datafile import DataFile
 
     Query = Callable[..., Iterable[tuple[Any, ...]]]
-    Key = tuple[int, int, int]
+    Key = tuple[int, int]
     import numpy as np
     import numpy.typing as npt
 
@@ -58,16 +58,39 @@ where seq > ? and seq < ? and {{where}} order by seq limit {PIECE}
 
 
 class Sums:
-    """Number of calls and sums of their times in nanoseconds, which are exact; unmeasured times are left out."""
+    """Number of calls and sums of their times in nanoseconds, which are exact; unmeasured times are left out.
 
-    __slots__ = ("first_seq", "first_step", "n", "n_ref", "n_target", "ref", "ref_min", "target", "target_min")
+    A combined file of a thousand runs has as many of these as the file of one run.
+    """
 
-    def __init__(self, first_seq: int, first_step: int) -> None:
+    __slots__ = (
+        "first_seq",
+        "first_step",
+        "n",
+        "n_ref",
+        "n_target",
+        "ref",
+        "ref_min",
+        "sources",
+        "target",
+        "target_min",
+    )
+
+    def __init__(self, first_seq: int, first_step: int, source: int) -> None:
         self.first_seq = first_seq
         self.first_step = first_step
+        self.sources = [source]
         self.n = self.n_ref = self.n_target = 0
         self.ref = self.target = 0.0
         self.ref_min = self.target_min = -1.0
+
+    def meet(self, first_seq: int, first_step: int, source: int) -> None:
+        """Note that calls of a run follow, which begin with this one; runs follow one another."""
+        if self.sources[-1] == source:
+            return
+        self.sources.append(source)
+        # Runs that were combined have numbers of their own: the first call is that of the earliest step.
+        self.first_step, self.first_seq = min((self.first_step, self.first_seq), (first_step, first_seq))
 
     def add(self, n: int, ref: SumOfTimes, target: SumOfTimes) -> None:
         """Add `n` calls, with the number of times measured on each side, their sum and their minimum."""
@@ -85,7 +108,7 @@ class Sums:
 def scan(
     query: Query, block: int, where: str = "1", observe: Observe | None = None, show: ShowRows | None = None
 ) -> dict[Key, Sums]:
-    """Sums over the calls of each context and outcome, and of each run in a combined file.
+    """Sums over the calls of each context and outcome.
 
     Args:
         query: Runs SQL.
@@ -121,13 +144,16 @@ def _add_piece(found: dict[Key, Sums], rows: list[tuple[Any, ...]], source: int,
         piece = pieces.get((context, outcome))
         if piece is None:
             piece = pieces[context, outcome] = ([], [])
-            if (context, outcome, source) not in found:
-                found[context, outcome, source] = Sums(seq, step)
+            sums = found.get((context, outcome))
+            if sums is None:
+                found[context, outcome] = Sums(seq, step, source)
+            else:
+                sums.meet(seq, step, source)
         piece[0].append(ref_ns)
         piece[1].append(target_ns)
     for (context, outcome), (refs, targets) in pieces.items():
         measured = _measured(refs), _measured(targets)
-        found[context, outcome, source].add(len(refs), *map(_sum, measured))
+        found[context, outcome].add(len(refs), *map(_sum, measured))
         if observe is not None:
             observe(context, *measured)
 
@@ -157,21 +183,21 @@ from folded
 _OF_CALLS = "from diff cross join call on call.seq = diff.seq join verdict on verdict.id = verdict_id"
 
 _FROM_DIFFS = f"""
-select context_id, outcome_id, call.seq / {{block}}, max(max_abs), max(max_rel), max(max_ulp),
+select context_id, outcome_id, max(max_abs), max(max_rel), max(max_ulp),
     coalesce(min(case when remaining_bits >= 0 then remaining_bits end), -1),
     sum(n_mismatched), sum(n_nan), sum(n_inf)
 {_OF_CALLS}
-where {{where}} group by 1, 2, 3
+where {{where}} group by 1, 2
 """
 
 _DRIFT = """
-select context_id, outcome_id, seq / {block}, coalesce(max(drift_abs), -1), coalesce(max(drift_rel), -1)
+select context_id, outcome_id, coalesce(max(drift_abs), -1), coalesce(max(drift_rel), -1)
 from call join verdict on verdict.id = verdict_id
-where (drift_rel is not null or drift_abs is not null) and {where} group by 1, 2, 3
+where (drift_rel is not null or drift_abs is not null) and {where} group by 1, 2
 """
 
 _SEVERITIES = f"""
-select context_id, outcome_id, call.seq / {{block}}, call.seq, position, {SEVERITY}
+select context_id, outcome_id, call.seq, position, {SEVERITY}
 {_OF_CALLS}
 where (diff.seq, position) > (?, ?) and {{where}} order by diff.seq, position limit {PIECE}
 """
@@ -227,28 +253,27 @@ def read_groups(data: DataFile, observe: Observe | None = None, show: ShowRows |
         from shadowrun.store.packed_rows import scan_arrays  # imports numpy, which small files do without
 
         sums = scan_arrays(pieces, data.block, observe, show)
-    live = _groups(data.query, data.block, "1", sums)
+    live = _groups(data.query, "1", sums)
     return merge([*live, *read_folded(data.query, data.block)])
 
 
 def compute(query: Query, block: int, where: str = "1") -> Iterator[Group]:
-    """Groups of the calls that are kept one by one, each of one run; the arguments are those of `scan`."""
-    return _groups(query, block, where, scan(query, block, where))
+    """Groups of the calls that are kept one by one; the arguments are those of `scan`."""
+    return _groups(query, where, scan(query, block, where))
 
 
-def _groups(query: Query, block: int, where: str, sums: dict[Key, Sums]) -> Iterator[Group]:
+def _groups(query: Query, where: str, sums: dict[Key, Sums]) -> Iterator[Group]:
     # Most runs have no differences at all, and then no row has to be ranked.
-    diffs = {row[:3]: row[3:] for row in query(_FROM_DIFFS.format(block=block, where=where))}
-    worst = _worst(query, _SEVERITIES.format(block=block, where=where)) if diffs else {}
-    drift = {row[:3]: row[3:] for row in query(_DRIFT.format(block=block, where=where))}
+    diffs = {row[:2]: row[2:] for row in query(_FROM_DIFFS.format(where=where))}
+    worst = _worst(query, _SEVERITIES.format(where=where)) if diffs else {}
+    drift = {row[:2]: row[2:] for row in query(_DRIFT.format(where=where))}
     for key, s in sums.items():
-        context, outcome, source = key
         max_abs, max_rel, max_ulp, bits, n_mismatched, n_nan, n_inf = diffs.get(key, _NO_DIFF)
         drift_abs, drift_rel = drift.get(key, (-1.0, -1.0))
         severity, worst_seq = worst.get(key, (-1.0, s.first_seq))
         # float() and int() also turn the text 'nan' and integers that were stored as floats back.
         yield Group(
-            context, outcome, (source,), s.n, s.first_seq, s.first_step, s.n_ref, s.ref / 1e3, _us(s.ref_min),
+            *key, tuple(s.sources), s.n, s.first_seq, s.first_step, s.n_ref, s.ref / 1e3, _us(s.ref_min),
             s.n_target, s.target / 1e3, _us(s.target_min), float(max_abs), float(max_rel), int(max_ulp), int(bits),
             n_mismatched, n_nan, n_inf, float(severity), worst_seq, float(drift_abs), float(drift_rel),
         )  # fmt: skip
@@ -273,12 +298,12 @@ def _worst(query: Query, sql: str) -> dict[Key, tuple[float, int]]:
     worst: dict[Key, tuple[float, int]] = {}
     last = (-1, 0)
     while rows := list(query(sql, last)):
-        for context, outcome, source, seq, _, severity in rows:
-            key = context, outcome, source
+        for context, outcome, seq, _, severity in rows:
+            key = context, outcome
             seen = worst.get(key)
             if seen is None or severity > seen[0]:
                 worst[key] = severity, seq
-        last = rows[-1][3:5]
+        last = rows[-1][2:4]
     return worst
 
 

@@ -111,10 +111,12 @@ def _add(found: dict[Key, Sums], calls: Calls, source: int, observe: Observe | N
     calls, starts = _sorted(calls, ())
     at = 0
     for (seq, step, context, outcome), n, ref, target in _sums(calls, starts):
-        key = context, outcome, source
-        if key not in found:
-            found[key] = Sums(seq, step)
-        found[key].add(n, ref, target)
+        sums = found.get((context, outcome))
+        if sums is None:
+            sums = found[context, outcome] = Sums(seq, step, source)
+        else:
+            sums.meet(seq, step, source)
+        sums.add(n, ref, target)
         if observe is not None:
             refs, targets = calls[at : at + n, _REF_US], calls[at : at + n, _TARGET_US]
             observe(context, refs[refs >= 0], targets[targets >= 0])

@@ -10,8 +10,9 @@ import pytest
 
 from shadowrun.analysis.call_groups import MAX_TIMES, Medians
 from shadowrun.run import Run, combine, load
-from shadowrun.store import DataFile, groups
+from shadowrun.store import DataFile, call_pages, groups
 from shadowrun.store import groups as scanning
+from shadowrun.store.packed_rows import scan_arrays
 from shadowrun.types import Cause, Phase, RunInfo, Status, TensorDiff, TensorMeta, Verdict
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 META = TensorMeta("f32", (2,), (1,))
 
 
-def record(path: Path | None, rank: int, times: list[float], differ: dict[int, float]) -> DataFile:
-    data = DataFile.create(path, RunInfo("npu", "cpu", rank=rank, world_size=2))
+def record(path: Path | None, rank: int, times: list[float], differ: dict[int, float], world: int = 2) -> DataFile:
+    data = DataFile.create(path, RunInfo("npu", "cpu", rank=rank, world_size=world))
     numbers = [
         data.context_id(f"aten::op{n}", "", ("f32",), "", "", Phase.FORWARD, "a.py:1 in f", "npu") for n in range(3)
     ]
@@ -94,3 +95,28 @@ def test_medians_of_more_times_than_are_kept_are_close(at_once: int) -> None:
     assert none == -1.0
     below = sum(ns < 1e3 * median for ns in times) / len(times)
     assert abs(below - 0.5) < 0.02
+
+
+def test_many_runs_need_no_more_sums_than_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_pages, "MIN_BYTES", 0)
+    paths = [tmp_path / f"run.{rank}.shadowrun" for rank in range(12)]
+    for rank, path in enumerate(paths):
+        record(path, rank, [1.0 + rank] * 1500, {100: 0.5}, world=12)
+    one = load(paths[0])._data
+    data = combine(paths, tmp_path / "run.shadowrun")._data
+    by_rows = groups.scan(data.query, data.block)
+    pieces = data.call_arrays()
+    assert pieces is not None
+    by_arrays = scan_arrays(pieces, data.block, None, None)
+    for sums in (by_rows, by_arrays):
+        assert sums.keys() == groups.scan(one.query, one.block).keys()
+        assert sum(s.n for s in sums.values()) == 12 * 1500
+        assert {tuple(s.sources) for s in sums.values()} == {tuple(range(12))}
+
+
+def test_the_first_call_of_many_runs_is_that_of_the_earliest_step() -> None:
+    sums = groups.Sums(5, 3, 0)
+    for seq, step, source in ((9, 0, 0), (2000, 1, 1), (4000, 1, 2), (6000, 2, 3)):
+        sums.meet(seq, step, source)
+    # The second is of the run that the sums began with, whose first call is known.
+    assert (sums.first_seq, sums.first_step, sums.sources) == (2000, 1, [0, 1, 2, 3])
