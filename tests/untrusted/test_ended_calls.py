@@ -96,3 +96,31 @@ def test_calls_are_left_out_one_by_one(n, name, said):
         assert ended.returncode
     else:
         assert (ended.returncode, ended.stdout.strip()) == (0, said), ended
+
+
+SLOWDOWN = """
+import os, signal, sys
+from shadowrun.studies.slowdown import timing
+measured = timing.measure
+def measure(call, *args, **kwargs):
+    if call.op == "aten::mul.Tensor":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return measured(call, *args, **kwargs)
+timing.measure = measure
+from shadowrun.cli.main import main
+sys.exit(main())
+"""
+
+
+def test_slowdown_goes_on_after_a_call_that_ends_its_process(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    x = torch.ones(9)
+    with shadowrun.compare("cpu[threads=1]", file="x.shadowrun"):
+        x + x, x * x, x - x
+    argv = [sys.executable, "-c", SLOWDOWN, "slowdown", "x.shadowrun", "--rounds", "3", "-f", "csv", "--target", "cpu"]
+    ended = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended
+    (row,) = [line for line in ended.stdout.splitlines() if "aten::mul" in line]
+    assert "it ended its process by SIGSEGV" in row
+    assert "aten::add" in ended.stdout
+    assert "aten::sub" in ended.stdout
