@@ -51,7 +51,8 @@ def measured(tmp_path_factory):
 
 def test_every_tool_has_figures(measured):
     (workload,) = measured[0]["workloads"]
-    assert set(workload["tools"]) == TOOLS
+    # Some processors have products in bf16.
+    assert set(workload["tools"]) - {"products in bf16 by the processor"} == TOOLS
     for name, figures in workload["tools"].items():
         assert "error" not in figures, (name, figures)
         assert "problems" not in figures, (name, figures)
