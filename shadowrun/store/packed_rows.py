@@ -91,31 +91,23 @@ def scan_arrays(pieces: Iterable[Calls], block: int, observe: Observe | None, sh
     for piece in pieces:
         if show is not None:
             show(piece)
-        for source, calls in _by_run(piece, block):
-            _add(found, calls, source, observe)
+        _add(found, piece, block, observe)
     return found
 
 
-def _by_run(calls: Calls, block: int) -> Iterator[tuple[int, Calls]]:
-    """The calls of each run of a combined file."""
-    at = 0
-    while at < len(calls):
-        source = int(calls[at, _SEQ]) // block
-        end = int(np.searchsorted(calls[:, _SEQ], (source + 1) * block))
-        yield source, calls[at:end]
-        at = end
-
-
-def _add(found: dict[Key, Sums], calls: Calls, source: int, observe: Observe | None) -> None:
-    """Add the calls of one run."""
+def _add(found: dict[Key, Sums], calls: Calls, block: int, observe: Observe | None) -> None:
+    """Add some calls, which may be of several runs of a combined file."""
     calls, starts = _sorted(calls, ())
+    sources = (calls[:, _SEQ] // block).astype(np.int64)
     at = 0
     for (seq, step, context, outcome), n, ref, target in _sums(calls, starts):
         sums = found.get((context, outcome))
         if sums is None:
-            sums = found[context, outcome] = Sums(seq, step, source)
-        else:
-            sums.meet(seq, step, source)
+            sums = found[context, outcome] = Sums(seq, step, seq // block)
+        # Sorted by number within a group: a run's first call is where the run changes.
+        firsts = at + np.flatnonzero(np.diff(sources[at : at + n], prepend=-1))
+        for first_seq, first_step in calls[firsts][:, (_SEQ, _STEP)].astype(np.int64).tolist():
+            sums.meet(first_seq, first_step, first_seq // block)
         sums.add(n, ref, target)
         if observe is not None:
             refs, targets = calls[at : at + n, _REF_US], calls[at : at + n, _TARGET_US]
