@@ -53,6 +53,7 @@ FAIL_ON = ("unsupported", "error", "mismatch")
 NEW, WORSE = "new", "worse"
 """In the place of kinds: findings that a baseline does not have, or has in a lesser degree."""
 
+# A pattern of a million brackets took `fnmatch` hours.
 _MAX_PATTERN = 1000
 LEDGER = "shadowrun.toml"
 _PYPROJECT, _OWN = "pyproject.toml", LEDGER

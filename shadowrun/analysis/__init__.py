@@ -22,7 +22,6 @@ from shadowrun.analysis.coverage import (
     api_coverage,
     operator_coverage,
 )
-from shadowrun.analysis.finding_origins import FindingOrigin, find_origins
 from shadowrun.analysis.findings import (
     KINDS,
     Finding,
@@ -37,7 +36,15 @@ from shadowrun.analysis.gate import Gate, evaluate_gate
 from shadowrun.analysis.known_issues import KnownIssues, LedgerLineUse, LedgerUse
 from shadowrun.analysis.min_tolerance import MinTolerance
 from shadowrun.analysis.regions import Regions, RegionSummary, summarise_regions
-from shadowrun.analysis.source_lines import SourceFile, SourceLine, SourceText, read_source, split_site
+from shadowrun.analysis.source_lines import (
+    FindingOrigin,
+    SourceFile,
+    SourceLine,
+    SourceText,
+    find_origins,
+    read_source,
+    split_site,
+)
 from shadowrun.analysis.summary import DriftStep, OperatorSummary, count_statuses, summarise, trace_drift
 
 __all__ = [

@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 MAX_POINTS = 400
+# One step of a program that marks none may be the whole run: what is kept of it is bounded.
 MAX_STEP_CALLS = 40_000
 MAX_COLUMNS = 40
 MAX_DEPTH = 12

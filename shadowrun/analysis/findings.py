@@ -46,6 +46,7 @@ __all__ = [
 
 # One slow call may have waited for a processor or woken the thread pool: 12 ms were seen for a call of 0.4 ms.
 MIN_TIMED_CALLS = 3
+# A ratio alone says nothing of a call of some microseconds: the launch of a kernel takes as long.
 MIN_SLOWER_US = 1000.0
 # Reports name the first ones: a loop over layers gives one fault hundreds of modules.
 MAX_LISTED = 5

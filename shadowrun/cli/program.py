@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Program", "ProgramExit"]
 
+# A script may lie in the folder of a large source tree, and starts as fast there.
 _MAX_FILES = 1000
 _OWN_FOLDER = str(Path(shadowrun.__file__).parent) + os.sep
 

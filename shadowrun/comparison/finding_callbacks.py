@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FindingWatch", "WatchedReplayer"]
 
+# A callback comes soon after its finding, and most calls cost one look at the clock.
 _TICK_S: Final = 0.25
 _MAX_NOTE: Final = 300
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StepOptimizer", "Steps"]
 
+# Recording a call flushes too, but steps that are left out have none, and the file is to be whole after `kill -9`.
 _FLUSH_S = 0.5
 _KEPT_OUT = (
     "The program entered a dispatch mode of its own in a step that the overhead budget left out, and kept it: "

@@ -89,9 +89,11 @@ def _on_cpu(event: dict[str, Any]) -> bool:
     return bool(event.get("args", {}).get("Device Type") == 0)
 
 
+# One recompilation is a guard that settles, one for each of several equal calls never ends.
 _REPEATS: Final = 3
 _PAIRS: Final = (5, 25)
 _ENOUGH_S: Final = 0.2
+# Both: a program of some microseconds is slower by its guards alone, and a long one by the noise.
 _SLOWER: Final = 1.2
 _SLOWER_S: Final = 1e-4
 

@@ -133,7 +133,7 @@ class Graph:
         def filled_run(zeros: bool) -> Sequence[Value] | None:
             try:
                 inputs = snapshot.fresh()
-                with filled_memory(zeros=zeros):
+                with filled_memory(0 if zeros else None):
                     return self.eager(inputs)[1]
             except RuntimeError:  # an operator may refuse NaN
                 return None

@@ -110,7 +110,7 @@ class Program:
         """Results of an eager run on `filled_memory`; None where it does not run so."""
         whole = self.copy()
         try:
-            with filled_memory(zeros=zeros):
+            with filled_memory(0 if zeros else None):
                 return whole.run()[1]
         except Exception:  # an operator may refuse NaN
             return None

@@ -87,17 +87,16 @@ class PerturbedRounding(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
-def filled_memory(*, zeros: bool = False, ones: bool = False) -> Iterator[None]:
+def filled_memory(number: int | None = None) -> Iterator[None]:
     """New memory holds NaN, and the largest number of integers: results with these depend on what no kernel writes.
 
     Torch fills it where algorithms have to be deterministic.
 
     Args:
-        zeros: It holds zeros instead; torch has no such switch, so that this reaches ``torch.empty`` and its like only.
-        ones: Ones, likewise.
+        number: It holds this instead; torch has no such switch, so that this reaches ``torch.empty`` and its like only.
     """
-    if zeros or ones:
-        with _ConstantMemory(int(ones)):
+    if number is not None:
+        with _ConstantMemory(number):
             yield
         return
     was = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()

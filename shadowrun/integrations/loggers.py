@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FigureLog", "figures", "log_to", "warn"]
 
+# Reading the figures takes longer the longer the run is, so their share of its time is limited.
 _MAX_SHARE = 0.02
 
 

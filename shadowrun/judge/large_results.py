@@ -44,6 +44,7 @@ WANTED_BYTES: Final = 48 << 20
 """The same for a sample: some 250,000 elements, as many as a mean square error needs."""
 FEWEST: Final = 4
 """Slices of a sample: half of them by their distance, the ends, others in between."""
+# Each further dimension takes trials of its own, with runs of the reference.
 MAX_DIMENSIONS: Final = 3
 MAX_TRIALS: Final = 64
 MAX_S: Final = 5.0

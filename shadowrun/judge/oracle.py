@@ -375,6 +375,9 @@ def _changed(values: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor
 
 
 def _n_elements(t: torch.Tensor) -> int:
+    """Elements of a copy of a tensor, the gaps between its strides among them."""
+    # Sparse and nested tensors raise when they are asked for strides. Of a compressed one, `numel` counts the zeros
+    # that it does not store: the oracle would refuse a matrix whose copies are small.
     if t.layout != torch.strided or t.is_nested:
         return t.values().numel() if t.layout in _COMPRESSED else t.numel()
     return span(t.shape, t.stride())

@@ -16,11 +16,19 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from shadowrun.errors import ShadowrunError, ShadowrunWarning
-from shadowrun.intercept.generated_code import GeneratedCode
 from shadowrun.intercept.plan import Action, OpPlan
+from shadowrun.intercept.torch_compiler import GeneratedCode
 from shadowrun.intercept.user_call import own_call
-from shadowrun.recording.call_inputs import CPU, CallInputs, NewLeaf, NotedCall
-from shadowrun.recording.call_results import CallResults, flat, has_memory, tensors_with_memory
+from shadowrun.recording.call_results import (
+    CPU,
+    CallInputs,
+    CallResults,
+    NewLeaf,
+    NotedCall,
+    flat,
+    has_memory,
+    tensors_with_memory,
+)
 from shadowrun.recording.data_flow import DataFlow, Leaf
 from shadowrun.recording.digests.pending_digests import PendingDigests, is_capturing, probe_again
 from shadowrun.recording.file_format.block_buffer import placement

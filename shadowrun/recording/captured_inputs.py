@@ -42,6 +42,7 @@ ALIGNMENT: Final = 64
 MAX_TENSORS: Final = 10_000
 # One call may take this part of what all may, and repeated signatures only what the first calls leave of it.
 _SHARE: Final = 2
+# A program with changing shapes makes new signatures for ever.
 _MAX_SIGNATURES: Final = 50_000
 _MAX_REASONS: Final = 64
 # Bytes: what a reader accepts as one value.

@@ -25,8 +25,12 @@ __all__ = ["DataFlow", "Leaf"]
 # Version of tensors that were made in inference mode: torch counts no writes to them.
 _UNCOUNTED: Final = -1
 
+# What is left of a freed storage lies between the program's tensors, and keeps the free memory on both sides of it
+# from becoming one block: freed ones are forgotten early.
 _PURGE_AFTER: Final = 8
+# A storage that is alive is left out of the next looks: to ask torch takes longer than all else here.
 _MOST_LOOKS: Final = 3
+# Of a number that holds a place and a form: tuples would have the garbage collector run more often.
 _FORM_BITS: Final = 32
 _FORM_MASK: Final = (1 << _FORM_BITS) - 1
 # Among the rows of a storage: some of its values may come from code that calls no operators. No place is negative.

@@ -37,6 +37,7 @@ BORN: Final = "born"
 ENTERED: Final = "entered"
 _FRAMES: Final = 3  # of shadowrun, above `_conclude`: the search for the program's line skips them
 _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+# Flags of calls on an accelerator are read in batches, since each reading waits for the device.
 _MAX_PENDING: Final = 4096
 _MAX_BAD: Final = 100_000
 _MAX_PRINTED: Final = 6

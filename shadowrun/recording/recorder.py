@@ -34,6 +34,7 @@ _MAX_CONTEXTS = 100_000
 # Fused optimizers pass hundreds of tensors: all of them would make the key longer than the call.
 _MAX_LIST = 4
 _MAX_SHAPES = 512
+# A matching call takes a few microseconds: the clock is not read in each.
 _LOOK_AT_CLOCK = 63
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _EXACT = frozenset({bool, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format})

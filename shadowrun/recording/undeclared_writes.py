@@ -36,6 +36,7 @@ __all__ = ["Overwritten", "Schedule", "UndeclaredWrites", "WatchSchedule", "Watc
 # Of one call: its other arguments are not watched.
 _MAX_BYTES: Final = 64 << 20
 _MAX_TENSORS: Final = 256
+# Each watch keeps what is left of its storage; see `data_flow`.
 _PURGE_AT: Final = 1024
 _PLACE = tuple[int, tuple[int, ...], tuple[int, ...], int]
 
@@ -291,6 +292,7 @@ FREE: Final = 64
 A program whose shapes change makes new signatures for ever.
 """
 SHARE: Final = 64
+# Beyond it all are forgotten, and watched from their first call on again: more work, and nothing is missed.
 _MAX_SIGNATURES: Final = 50_000
 _ANYWHERE: Final[Origin] = ("", "", "")  # type: ignore[assignment]
 _CPU: Final = torch.device("cpu")

@@ -169,6 +169,7 @@ _CPU = torch.device("cpu")
 _MAX_TENSOR_BYTES = 256 << 10
 # Buffers stay allocated between steps: the bound is part of the stated memory.
 _MAX_BUFFER_BYTES = 4 << 20
+# Buffers of small forms take little memory, and yet a dict of them must not grow with changing shapes.
 _MAX_FORMS = 1000
 # Their bytes are not all that there is to them, or equal bits are not what is asked.
 _NOT_PLAIN = frozenset(

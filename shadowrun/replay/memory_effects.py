@@ -55,13 +55,13 @@ _GUARD: Final = 0x3F  # as float 0.75: any arithmetic on it shows
 _FIRST: Final = 2
 # Later, those whose number is a power of this.
 _RARER: Final = 8
+# Between two looks that are due by the clock, at least so many seconds, and so many times as long as the last one took:
+# they cost at most one percent of the time.
 _REST_S: Final = 1.0
-# So the looks cost at most one percent of the time.
-# Between two of these, at least so many seconds, and so many times as long as the last one took.
 _REST: Final = 100.0
+# A program with changing shapes makes new signatures for ever.
 _MAX_SIGNATURES: Final = 50_000
-# Three copies of this size exist at once.
-# For the copies of one call: the program may need the rest of the memory.
+# For the copies of one call, of which three of this size exist at once: the program may need the rest of the memory.
 _MAX_BYTES: Final = 64 << 20
 _CPU = torch.device("cpu")
 _WITHOUT_MEMORY = FUNCTIONALIZING | {"meta"}

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WORTH_TIMING_NS", "SlowCalls"]
 
+# A ratio alone says nothing of a call of some microseconds: the launch of a kernel takes as long.
 _SLOW_NS = 1_000_000
 
 WORTH_TIMING_NS = _SLOW_NS
@@ -20,6 +21,7 @@ WORTH_TIMING_NS = _SLOW_NS
 
 # After so many confirmations the reruns, which the program waits for, prove nothing new.
 _MAX_CONFIRMED = 8
+# The best of a few decides: on a busy machine any single run may be slow.
 _MAX_RERUNS = 3
 # A truly slow call would be run three more times: the rerun stops when it has cost this much.
 _MAX_RERUN_NS = 50_000_000

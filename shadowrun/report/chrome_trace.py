@@ -34,6 +34,7 @@ __all__ = ["MAX_CALLS", "trace_events", "write_trace"]
 
 MAX_CALLS: Final = 200_000
 """Calls in a trace: browsers become slow with more; the others are counted."""
+# A run of millions of calls is never in memory as a whole.
 PIECE: Final = 20_000
 
 PROGRAM, TARGET, REFERENCE, REST = 1, 2, 3, 4

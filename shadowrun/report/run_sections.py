@@ -84,6 +84,7 @@ __all__ = [
 
 MAX_FINDINGS = 300
 """Of each kind, in full: HTML opens those after the first 50, and leaves out what its limit of size does not take."""
+# A data file may have any number of rows: lists of a report end here.
 MAX_OPERATORS = 1000
 MAX_ROWS = 1000
 MAX_LISTED = 2000

@@ -26,6 +26,7 @@ LEAVES = 512
 
 _LEAF, _INTERIOR = 13, 5
 _HEADER = 12
+# A crafted file may have pages that name each other in a circle; no tree of SQLite's is as deep.
 _MAX_DEPTH = 20
 _MAX_VARINT = 9
 _UTF_8 = 1

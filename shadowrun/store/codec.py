@@ -37,6 +37,7 @@ __all__ = [
 INT64_MAX = 2**63 - 1
 UINT64_MAX = 2**64 - 1
 MAX_RANKS = 2**20  # `combine` makes a set of all ranks: a number from a hostile file must not size it
+# `jsonable` and its like call themselves for each level, and a file may nest as deep as it likes.
 MAX_NESTED = 20
 SIZES = re.compile(r"\[(-?\d{1,19}(, ?-?\d{1,19}){0,999})?\]", re.ASCII)
 """A JSON list of whole numbers, such as a shape."""

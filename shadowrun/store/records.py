@@ -19,6 +19,7 @@ __all__ = ["REGION", "first_mismatch", "read_diffs", "read_records"]
 REGION = "compiled::"
 """Namespace of compiled regions, which are recorded like operators."""
 
+# A slow consumer holds neither memory nor the lock on the file.
 PIECE = 1000
 
 _RECORDS = """

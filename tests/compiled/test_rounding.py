@@ -66,7 +66,7 @@ def test_kernels_get_memory_of_nan_and_afterwards_what_they_got_before():
 
 def test_memory_of_zeros_is_what_the_program_asks_for():
     x = torch.ones(3)
-    with filled_memory(), filled_memory(zeros=True):
+    with filled_memory(), filled_memory(0):
         assert [t.tolist() for t in (torch.empty(2), x.new_empty(2), torch.empty_like(x), x.clone())] == [
             [0.0] * 2,
             [0.0] * 2,

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from shadowrun.intercept import generated_code
-from shadowrun.intercept.generated_code import GeneratedCode
+from shadowrun.intercept import torch_compiler
+from shadowrun.intercept.torch_compiler import GeneratedCode
 
 CLASS = """
 class Code:
@@ -27,7 +27,7 @@ def module(tmp_path, monkeypatch):
     name = "module_of_generated_code"
     (tmp_path / f"{name}.py").write_text(CLASS)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(generated_code, "_CALLED", {name: ("Code", "Absent")})
+    monkeypatch.setattr(torch_compiler, "_CALLED", {name: ("Code", "Absent")})
     yield name
     sys.modules.pop(name, None)
 
@@ -65,7 +65,7 @@ def test_what_other_code_has_replaced_stays(module):
 
 
 def test_without_the_class_it_runs_from_the_import_on(module, monkeypatch):
-    monkeypatch.setattr(generated_code, "_NEEDED", (module, "Absent"))
+    monkeypatch.setattr(torch_compiler, "_NEEDED", (module, "Absent"))
     entered, left = [], []
     code = GeneratedCode(entered.append, left.append)
     code.start()

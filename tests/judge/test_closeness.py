@@ -14,8 +14,14 @@ from shadowrun import Status
 from shadowrun.judge import judgement
 from shadowrun.judge.judge import Judge
 from shadowrun.judge.oracle import MANY_RUNS, Oracle
-from shadowrun.judge.rounding.closeness import MAX_TERMS, ClosenessCheck
-from shadowrun.judge.rounding.device_closeness import allowed_ulp, needs_judge, squared_arguments, sum_tolerance
+from shadowrun.judge.rounding.closeness import (
+    MAX_TERMS,
+    ClosenessCheck,
+    allowed_ulp,
+    needs_judge,
+    squared_arguments,
+    sum_tolerance,
+)
 from shadowrun.numerics.diff import diff
 from shadowrun.numerics.input_roundings import to_tf32
 from tests.case_kit import make_case

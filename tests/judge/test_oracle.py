@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from shadowrun.judge.oracle import MANY_RUNS, NoOracle, Oracle, _Steps, n_terms, widen
+from shadowrun.judge.oracle import MANY_RUNS, NoOracle, Oracle, _Steps, bytes_needed, n_terms, widen
 
 aten = torch.ops.aten
 
@@ -121,3 +123,17 @@ def test_steps_are_one_stream_however_much_of_it_is_kept(monkeypatch, most):
             assert torch.equal(steps.take(n), torch.from_numpy(np.where(drawn < 0.5, drawn - 1.0, drawn)))
             assert steps.uniform() == stream.uniform(-1, 1)
     assert _Steps._first.numel() <= most
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support|The PyTorch API of nested")
+def test_memory_is_that_of_stored_values_and_of_tensors_without_strides(make_case):
+    """Of a compressed matrix, what it stores; of nested tensors, which have no strides, all elements."""
+    dense = torch.zeros(1000, 1000)
+    dense[range(10), range(10)] = 1.0
+    case = make_case(aten.relu.default, aten.relu.default, torch.ones(4))
+    results = 40 * 4
+    assert bytes_needed(replace(case, args=(dense.to_sparse_csr(),))) == 16 * 10 + results
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
+    assert bytes_needed(replace(case, args=(nested,))) == 16 * 18 + results
+    # The gap between two columns is copied too.
+    assert bytes_needed(replace(case, args=(torch.ones(3, 4)[:, :2],))) == 16 * 10 + results

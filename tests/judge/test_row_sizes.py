@@ -7,8 +7,7 @@ import torch
 from shadowrun import Status
 from shadowrun.judge.judge import Judge
 from shadowrun.judge.oracle import MANY_RUNS, Oracle
-from shadowrun.judge.rounding.closeness import ClosenessCheck
-from shadowrun.judge.rounding.row_sizes import has_row_sizes, row_sizes
+from shadowrun.judge.rounding.closeness import ClosenessCheck, has_row_sizes, row_sizes
 from shadowrun.numerics.diff import diff
 
 aten = torch.ops.aten

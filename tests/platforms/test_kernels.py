@@ -10,8 +10,8 @@ import torchgen
 
 from shadowrun.errors import PlatformError
 from shadowrun.platforms import torchplatform
-from shadowrun.studies.static import kernels as module
-from shadowrun.studies.static.kernels import Kernels, declared, kernels
+from shadowrun.studies.static import coverage as module
+from shadowrun.studies.static.coverage import Kernels, declared, kernels
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import shadowrun
 from shadowrun.intercept import attribution
 from shadowrun.native import core, tensors
 from shadowrun.recording import call_recorder, data_flow, native_calls, undeclared_writes
-from shadowrun.recording.call_inputs import CallInputs
+from shadowrun.recording.call_results import CallInputs
 from shadowrun.recording.file_format import block_buffer
 from shadowrun.recording.file_format.recording_file import read
 from tests.models import assert_same, digits, tokens, train

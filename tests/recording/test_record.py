@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import shadowrun
-from shadowrun.recording.call_inputs import CallInputs
+from shadowrun.recording.call_results import CallInputs
 from shadowrun.recording.digests.tensor_digest import digest, pack
 from shadowrun.recording.file_format.recording_file import read
 from shadowrun.recording.model import Kind
@@ -587,7 +587,7 @@ with shadowrun.record("a.shadowrec") as run:
 
 def test_compiled_code_is_recorded_where_it_calls_operators_and_nothing_is_stale(tmp_path):
     body = """
-from shadowrun.recording.call_inputs import CallInputs
+from shadowrun.recording.call_results import CallInputs
 from shadowrun.recording.digests.tensor_digest import digest
 from shadowrun.recording.file_format.recording_file import read
 from pathlib import Path

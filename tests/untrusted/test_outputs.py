@@ -19,8 +19,7 @@ from shadowrun.report.formats.json_csv import render_csv
 from shadowrun.report.sanitize import one_line, write_to_stdout
 from shadowrun.store import DataFile
 from shadowrun.studies.slowdown.calls import Call
-from shadowrun.studies.slowdown.report import slowdown_document
-from shadowrun.studies.slowdown.table import Slowdown
+from shadowrun.studies.slowdown.table import Slowdown, slowdown_document
 from shadowrun.studies.slowdown.timing import TimedCall
 from shadowrun.studies.static.coverage import StaticCoverage, StaticOperator, static_document
 from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part

@@ -226,8 +226,7 @@ def _add_reproduce(parser: argparse.ArgumentParser) -> None:
 
 def _reproduce(args: argparse.Namespace) -> int:
     from shadowrun.studies.campaign.campaign_folder import CampaignFolder
-    from shadowrun.studies.campaign.causes.reproduce import find_variant, reproduce
-    from shadowrun.studies.campaign.causes.reproduce_report import reproduce_document
+    from shadowrun.studies.campaign.causes.reproduce import find_variant, reproduce, reproduce_document
 
     options.check_outputs(args.output)
     folder = CampaignFolder.open(Path(args.folder))

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
-# Values of `shadowrun.studies.slowdown.report.FAIL_ON`; a test compares them.
+# Values of `shadowrun.studies.slowdown.table.FAIL_ON`; a test compares them.
 _FAIL_ON = ("critical", "error")
 
 
@@ -83,8 +83,7 @@ def run(args: argparse.Namespace) -> int:
     """Time and print; returns the exit status."""
     from shadowrun.limits import bounded_memory
     from shadowrun.platforms import resolve
-    from shadowrun.studies.slowdown.report import slowdown_document, slowdown_issues
-    from shadowrun.studies.slowdown.table import Slowdown
+    from shadowrun.studies.slowdown.table import Slowdown, slowdown_document, slowdown_issues
 
     if args.rounds < 3:
         raise UsageError(f"--rounds {args.rounds}: a spread needs 3 or more.", slug="bad-option")

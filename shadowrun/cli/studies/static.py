@@ -47,8 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the coverage; returns the exit status."""
     from shadowrun.operators.facts import facts
-    from shadowrun.studies.static.coverage import cover_statically, static_document
-    from shadowrun.studies.static.kernels import kernels
+    from shadowrun.studies.static.coverage import cover_statically, kernels, static_document
 
     options.check_outputs(args.output)
     if not args.devices:
@@ -78,7 +77,7 @@ def _used(data: str) -> Mapping[str, int]:
 
 
 def _all() -> Mapping[str, int]:
-    from shadowrun.studies.static.kernels import declared
+    from shadowrun.studies.static.coverage import declared
 
     return dict.fromkeys(declared(), 0)
 

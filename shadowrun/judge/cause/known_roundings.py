@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KnownRoundings"]
 
+# A program with changing shapes has a new context in each call.
 MAX_CONTEXTS: Final = 4096
 BEYOND: Final = 8.0
 """How many times its limit the greatest excess was, so that no call with half of that distance can be rounding."""

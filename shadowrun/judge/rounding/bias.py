@@ -82,6 +82,7 @@ MIN_ERROR_RATIO: Final = 1.2
 """And times the reference's error by norm that it has to be."""
 
 _FLOAT32: Final = 2.0**-24
+# The weights here are the reference's, and those of the oracle the truth's: near the limit the two may disagree.
 _LESS: Final = 0.9
 # Terms that a matrix unit adds at once; some truncate after each such step.
 _BLOCK: Final = 16

@@ -33,6 +33,7 @@ OTHER: Final = 1e-4
 SAMPLE: Final = 64
 """Elements of an input that are kept to recognise it."""
 RECENT: Final = 8
+# A program with changing shapes has a new kind in each call.
 MAX_KINDS: Final = 256
 
 

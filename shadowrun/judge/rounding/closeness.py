@@ -16,28 +16,48 @@ the oracle decides.
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from shadowrun.judge.oracle import n_terms
 from shadowrun.judge.result_diff import flat_values
-from shadowrun.judge.rounding.bias import has_common_factor, has_weighted_factor, may_be_biased
-from shadowrun.judge.rounding.row_sizes import has_row_sizes, row_sizes
+from shadowrun.judge.rounding.bias import (
+    DIFFERING,
+    ENOUGH,
+    ONE_WAY,
+    TOWARD_ZERO,
+    UNITS,
+    has_common_factor,
+    has_weighted_factor,
+    may_be_biased,
+)
 from shadowrun.numerics.precision import FORMATS
 from shadowrun.operators.case import tensors
+from shadowrun.operators.facts import facts, ulp_bound
 from shadowrun.operators.vendor_ops import evaluate
 from shadowrun.torch_private import schema_of
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from shadowrun.numerics.precision import FloatFormat
     from shadowrun.operators.case import Case, Value
     from shadowrun.types import TensorDiff
 
-__all__ = ["ClosenessCheck", "few_ulp", "sum_units"]
+__all__ = [
+    "ClosenessCheck",
+    "allowed_ulp",
+    "few_ulp",
+    "has_row_sizes",
+    "needs_judge",
+    "row_sizes",
+    "squared_arguments",
+    "sum_tolerance",
+    "sum_units",
+]
 
 FEW_ULP: Final = 4
 """Units in the last place that any operator may be off: the bounds of the oracle begin at 16 unit roundoffs, 8 ULP."""
@@ -200,3 +220,236 @@ class ClosenessCheck:
 
 def _rounding(evidence: str) -> Verdict:
     return Verdict(Status.MATCH, Cause.ROUNDING, "", evidence)
+
+
+# The first rule of closeness on an accelerator: results a few units in the last place apart stay there.
+#
+# Where a reference computes in another dtype, nearly every float result differs in its last bit, and to bring each one
+# to the host would take longer than the step. One flag says whether the judge has to look.
+
+# Kernels add up 16-bit terms in float32.
+_ROUNDOFF: Final = FORMATS[torch.float32].roundoff
+
+
+def allowed_ulp(op: str, t: torch.Tensor, position: int, arguments: Mapping[str, object]) -> int:
+    """Units in the last place that a result may be off without a look of the judge; 0 if every bit counts.
+
+    Args:
+        op: ``aten::add.Tensor``.
+        t: The result.
+        position: Which of the results.
+        arguments: Of the call, by name.
+    """
+    fmt = FORMATS.get(t.dtype)
+    if fmt is None or not fmt.signed or position in facts(op).by_equation or t.dtype is torch.float64:
+        return 0
+    bound = ulp_bound(op, [t.dtype], dict(arguments))
+    return few_ulp(fmt) if bound is None else min(few_ulp(fmt), bound)
+
+
+def needs_judge(
+    actual: torch.Tensor, expected: torch.Tensor, most: int, *, by_rows: bool, tolerance: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Whether the judge has to look at a result, as a bool on its device.
+
+    Args:
+        actual: The target's result, float32 or shorter.
+        expected: The reference's, in the same form.
+        most: Units in the last place that they may be apart.
+        by_rows: Statistics of rows may be rounded, which no count of signs shows.
+        tolerance: How far elements may be apart in any case (`sum_tolerance`); None for the distance in ULP alone.
+    """
+    fmt = FORMATS[actual.dtype]
+    differs = actual.view(fmt.view) != expected.view(fmt.view)
+    least = torch.minimum(actual.abs(), expected.abs())
+    plain = actual.isfinite() & expected.isfinite() & (least >= fmt.normal)
+    a, e = (_in_order(t, fmt.view) for t in (actual, expected))
+    # Two finite numbers are less than 2**32 - 2**24 apart, so that no great distance wraps to a small one.
+    apart = (a - e).abs_() > most
+    n = actual.numel()
+    if tolerance is not None:
+        gap = actual.to(torch.float32) - expected.to(torch.float32)  # NaN is within none
+        apart = apart & ~(gap.abs() <= tolerance)
+    found = (differs & (apart | ~plain)).any()
+    if n < ENOUGH or (fmt.mantissa >= 23 and tolerance is None):
+        return found
+    if fmt.mantissa >= 23:
+        # A factor within the tolerance of each element is a fault all the same; see `bias.has_common_factor`.
+        return found | ((gap * expected).sum().abs() > UNITS * fmt.roundoff * expected.square().sum())
+    # Rounding to nearest moves as many elements away from zero as towards it.
+    many = differs.sum() >= DIFFERING * n
+    away = torch.sign(a.abs() - e.abs()).sum()
+    biased = (away <= -TOWARD_ZERO * n) | (away.abs() >= ONE_WAY * n)
+    return found | (many if by_rows else many & biased)
+
+
+def squared_arguments(
+    plan_arguments: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of a sum or product by which the operator gives the sum of its squared terms, in float32.
+
+    Args:
+        plan_arguments: Names in the schema, in order.
+        args: Positional arguments.
+        kwargs: By name.
+    """
+
+    def square(name: str, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(torch.float32).square() if value.is_floating_point() else value
+        if isinstance(value, (list, tuple)):
+            return [square(name, v) for v in value]
+        return value * value if name in SCALES and type(value) is float else value
+
+    return tuple(map(square, plan_arguments, args)), {k: square(k, v) for k, v in kwargs.items()}
+
+
+def sum_tolerance(squared: torch.Tensor, expected: torch.Tensor, terms: float) -> torch.Tensor | None:
+    """How far results of sums in float32 may be apart, by element; None where tf32 would fit in (`closeness`).
+
+    Args:
+        squared: Sums of the squared terms.
+        expected: The reference's result.
+        terms: How many terms enter each element.
+    """
+    if terms > MAX_TERMS or squared.shape != expected.shape:
+        return None
+    # The result itself is rounded to its own dtype: that is what `most` of `needs_judge` is for.
+    size = squared.to(torch.float32).sqrt()
+    if expected.dtype is torch.float32:
+        size = size + expected.abs()
+    return (size * (sum_units(terms) * _ROUNDOFF)).nan_to_num_(0.0, 0.0, 0.0)
+
+
+def _in_order(t: torch.Tensor, view: torch.dtype) -> torch.Tensor:
+    """Integers in the order of the floats: magnitudes with a sign, so that neighbours are 1 apart."""
+    bits = t.view(view).to(torch.int32)
+    return torch.where(bits < 0, -(bits & torch.iinfo(view).max), bits)
+
+
+# How far rounding moves norms and softmaxes: the standard deviation of each element, in closed form.
+#
+# The oracle perturbs each input by about a unit roundoff and takes the spread of the results for the condition. For
+# these operators the first derivatives are known, so the variance that such perturbations have is a few sums over each
+# row: it needs no further run.
+
+Sizes = tuple[torch.Tensor, ...]
+
+
+def has_row_sizes(op: str) -> bool:
+    """Whether `row_sizes` knows an operator, by its qualified name."""
+    return op in _FORMULAS
+
+
+def row_sizes(case: Case) -> Sizes | None:
+    """Standard deviation of each result where each input is off by a unit roundoff, in unit roundoffs.
+
+    Values that are not finite mean: not known. None where the results are not those of the formula.
+    """
+    named = case.arguments()
+    sizes = _FORMULAS[case.op](named, case.expected)
+    if len(sizes) != len(case.expected):
+        # A gradient that is not wanted is no result.
+        wanted = named.get("output_mask", ())
+        sizes = tuple([size for size, is_wanted in zip(sizes, wanted, strict=False) if is_wanted])
+    return sizes if [_n_elements(s) for s in sizes] == [_n_elements(e) for e in case.expected] else None
+
+
+def _layer_norm(named: dict[str, Any], _: Any) -> Sizes:
+    x, shape, weight, bias = named["input"], named["normalized_shape"], named["weight"], named["bias"]
+    rows, n = _inner(shape), prod(shape)
+    variance, mean = torch.var_mean(x, rows, correction=0, keepdim=True)
+    rstd = (variance + named["eps"]).rsqrt()
+    normal = (x - mean) * rstd
+    square = x * x
+    found = _of_normal(square, normal, rows, n)
+    of_mean = square.sum(rows, True).sqrt() / n
+    of_rstd = rstd * rstd * (square * normal * normal).sum(rows, True).sqrt() / n
+    found = found * rstd * rstd
+    if weight is not None:
+        # The weight is off as well.
+        found = (found + normal * normal) * (weight * weight)
+    if bias is not None:
+        found = found + bias * bias
+    return _root(found), of_mean, of_rstd
+
+
+def _of_normal(square: torch.Tensor, normal: torch.Tensor, rows: tuple[int, ...], n: int) -> torch.Tensor:
+    """Sum over j of ``square_j * (delta_ij - (1 + normal_i normal_j) / n) ** 2``: the derivative of a normalization."""
+    s0 = square.sum(rows, True)
+    s1, s2 = (square * normal).sum(rows, True), (square * normal * normal).sum(rows, True)
+    own = square * (1 - 2 * (1 + normal * normal) / n)
+    return own + (s0 + normal * (2 * s1 + normal * s2)) / (n * n)
+
+
+def _layer_norm_backward(named: dict[str, Any], _: Any) -> Sizes:
+    grad, x, shape, weight = named["grad_out"], named["input"], named["normalized_shape"], named["weight"]
+    mean, rstd = named["mean"], named["rstd"]
+    rows, n = _inner(shape), prod(shape)
+    batch = tuple(range(x.dim() - len(shape)))
+    normal = (x - mean) * rstd
+    a = grad if weight is None else grad * weight
+    c1, c2 = a.mean(rows, True), (a * normal).mean(rows, True)
+    # The gradient and the weight are off each by itself, and enter alike.
+    of_factors = _of_normal(a * a, normal, rows, n) * (1.0 if weight is None else 2.0)
+    scaled = x * x * rstd * rstd
+    of_x = scaled * c2 * (c2 + 2 * normal * a / n) + normal * normal * (a * a * scaled).sum(rows, True) / (n * n)
+    of_mean = (mean * rstd * (c2 + normal * c1)).square()
+    of_rstd = (a - c1 - 3 * normal * c2).square()
+    of_input = _root(rstd * rstd * (of_factors + of_x + of_mean + of_rstd))
+    square = grad * grad
+    moved = square * (2 * normal * normal + scaled + (mean * rstd).square())
+    if not batch:
+        return of_input, _root(moved), _root(square)
+    return of_input, moved.sum(batch).sqrt(), square.sum(batch).sqrt()
+
+
+def _softmax(named: dict[str, Any], expected: Any) -> Sizes:
+    x, y, dim = named["self"], expected[0], named["dim"]
+    # What is masked out by -inf is 0, and stays so.
+    x = x.masked_fill(y == 0, 0.0)
+    return (y * _root(x * x * (1 - 2 * y) + (x * y).square().sum(dim, True)),)
+
+
+def _softmax_backward(named: dict[str, Any], _: Any) -> Sizes:
+    grad, y, dim = named["grad_output"], named["output"], named["dim"]
+    product = grad * y
+    rest = grad - product.sum(dim, True)
+    both = 2 * product.square().sum(dim, True)
+    return (y * _root(grad * grad * (1 - 2 * y) + both + rest * (rest - 2 * product)),)
+
+
+def _log_softmax(named: dict[str, Any], expected: Any) -> Sizes:
+    x, y, dim = named["self"], expected[0].exp(), named["dim"]
+    return (_root(x * x * (1 - 2 * y) + (x * y).square().sum(dim, True)),)
+
+
+def _log_softmax_backward(named: dict[str, Any], _: Any) -> Sizes:
+    grad, out, dim = named["grad_output"], named["output"], named["dim"]
+    y, square = out.exp(), grad * grad
+    moved = (y * out * grad.sum(dim, True)).square()
+    return (_root(square * (1 - 2 * y) + y * y * square.sum(dim, True) + moved),)
+
+
+def _n_elements(value: Any) -> int:
+    return value.numel() if isinstance(value, torch.Tensor) else -1
+
+
+def _root(variance: torch.Tensor) -> torch.Tensor:
+    # Terms that cancel may leave a rounding error below 0.
+    return variance.clamp_min(0.0).sqrt()
+
+
+def _inner(shape: Any) -> tuple[int, ...]:
+    return tuple(range(-len(shape), 0))
+
+
+_FORMULAS: dict[str, Callable[[dict[str, Any], Any], Sizes]] = {
+    "aten::native_layer_norm": _layer_norm,
+    "aten::native_layer_norm_backward": _layer_norm_backward,
+    "aten::_softmax": _softmax,
+    "aten::_safe_softmax": _softmax,
+    "aten::_softmax_backward_data": _softmax_backward,
+    "aten::_log_softmax": _log_softmax,
+    "aten::_log_softmax_backward_data": _log_softmax_backward,
+}

@@ -52,7 +52,9 @@ _NOTHING: Final[Ints] = np.zeros(0, np.int64)
 
 MEMORY_BYTES: Final = 16 << 20
 """Of a stream: greater tensors are copied in pieces."""
+# Each has memory of its own on the host; a program that makes streams as it goes would fill it.
 _MAX_STREAMS: Final = 4
+# A program with changing shapes has a new kind in each call.
 _MAX_KINDS: Final = 10_000
 _cuda_stream: Final = cuda_stream_reader()
 # Each tensor begins at a multiple of so many bytes, which is a row of any dtype.

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CapturedCall", "CapturedFile", "TooLarge"]
 
+# The file may come from anyone: what is read of it is bounded before memory is allocated (docs/security.md).
 _MAX_TEXT: Final = 1 << 24
 _MAX_MEMORIES: Final = 20_000
 _MAX_DIMENSIONS: Final = 64

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from shadowrun.intercept.torchapi import as_in_handler, with_isolated_warnings
-from shadowrun.judge.rounding.device_closeness import allowed_ulp, needs_judge, squared_arguments, sum_tolerance
+from shadowrun.judge.rounding.closeness import allowed_ulp, needs_judge, squared_arguments, sum_tolerance
 from shadowrun.judge.rounding.rounding_bounds import reduction_length
 from shadowrun.numerics.form import form_difference
 from shadowrun.operators.facts import facts

@@ -238,6 +238,7 @@ def _printed(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(jsonable(value), sort_keys=True)
 
 
+# A power of ten, so that call 17,000,042 is call 42 of run 17.
 MIN_BLOCK = 1000
 
 

@@ -33,6 +33,7 @@ __all__ = ["CHUNK", "CampaignFolder", "CampaignSettings", "Status", "status", "s
 CHUNK: Final = 100
 """Recipes in a chunk. All processes of a campaign must have the same: a shard is every n-th chunk."""
 _FORMAT: Final = 1
+# The folder may come from anyone: its settings are checked before anything of them is used.
 _MAX_BYTES: Final = 1 << 20
 _MAX_NAMES: Final = 1000
 _MAX_SECONDS: Final = 1e9

@@ -26,10 +26,9 @@ from shadowrun.platforms.worker.client import WorkerDied
 from shadowrun.replay.copies import move, without_strides
 from shadowrun.replay.executor import Executor
 from shadowrun.studies.campaign.causes.root_causes import MISSING
-from shadowrun.studies.campaign.device_placement import DevicePlacement
 from shadowrun.studies.campaign.metamorphic import Metamorphic
 from shadowrun.studies.campaign.oracles import FIRED, differing, to_mask
-from shadowrun.studies.campaign.variants.variant_program import exact_results, program_of
+from shadowrun.studies.campaign.variants.variant_program import DevicePlacement, exact_results, program_of
 from shadowrun.studies.sweep.cases import FAILURES, CaseFinding, Kind, Part
 from shadowrun.studies.sweep.run_case import AS_A_WHOLE, CaseRunner
 from shadowrun.studies.sweep.sweep_findings import finding_of_error, finding_of_row
@@ -396,9 +395,9 @@ def _reads_new_memory(variant: Variant) -> bool:
         return False
     results = []
     # Not two: `heaviside` makes 0 of NaN, and of 0.
-    for memory in ({}, {"zeros": True}, {"ones": True}):
+    for number in (None, 0, 1):
         try:
-            with filled_memory(**memory):
+            with filled_memory(number):
                 results.append(_tensors(program_of(variant)(_CPU)()))
         except RuntimeError:  # an operator refuses NaN: it reads that memory
             return True

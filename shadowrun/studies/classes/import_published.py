@@ -53,6 +53,7 @@ EXPERIMENTS: Final = ("equivalence_classes", "precision", "race_conditions", "ra
 
 OPERATOR: Final = "prediction"
 _DTYPES: Final = ("float16", "float32", "float64")
+# A few kilobytes may unpack to any size, without a line break; lists of a line take twenty times as much.
 _MAX_LINE: Final = 1 << 24
 _MIN_BYTES: Final = 1 << 26
 # Bytes of lines for each byte of a compressed file; the published ones have 26.

@@ -24,8 +24,15 @@ from shadowrun.report.document_blocks import naming
 from shadowrun.studies.classes.classes_by_call import by_operator
 from shadowrun.studies.classes.equivalence import letter
 from shadowrun.studies.classes.layer_kernels import kernel_section
-from shadowrun.studies.classes.plots import curve_svg, dendrogram_svg, graph_svg, leaf_order
-from shadowrun.studies.classes.report_data import FORMAT, study_data, study_records
+from shadowrun.studies.classes.report_data import (
+    FORMAT,
+    curve_svg,
+    dendrogram_svg,
+    graph_svg,
+    leaf_order,
+    study_data,
+    study_records,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -25,8 +25,7 @@ from shadowrun.report.document import (
 from shadowrun.report.issues import Issue, Issues
 from shadowrun.report.sanitize import clip
 from shadowrun.studies.diff.compare import Outcome
-from shadowrun.studies.diff.plots import precision_figure
-from shadowrun.studies.diff.report_data import DiffData, effects, kernel
+from shadowrun.studies.diff.report_data import DiffData, effects, kernel, precision_figure
 from shadowrun.studies.diff.rounding import Rounding
 
 if TYPE_CHECKING:

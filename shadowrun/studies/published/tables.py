@@ -24,7 +24,7 @@ from shadowrun.report.document import (
 )
 from shadowrun.studies.classes.equivalence import letter
 from shadowrun.studies.classes.layer_kernels import kernel_section, layer_kernels
-from shadowrun.studies.classes.plots import dendrogram_svg, graph_svg
+from shadowrun.studies.classes.report_data import dendrogram_svg, graph_svg
 from shadowrun.studies.grid import RECORDED, machine_fact
 
 if TYPE_CHECKING:

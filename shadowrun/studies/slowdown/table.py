@@ -1,18 +1,26 @@
-"""Slowdown of operators and the expected time of a step, computed from measured times."""
+"""Slowdown of operators and the expected time of a step, computed from measured times; and its report."""
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
+
+from shadowrun.report.bars import bar_chart
+from shadowrun.report.document import Block, Column, Document, Figure, Limits, Note, Records, Section, Table
+from shadowrun.report.document_blocks import naming
+from shadowrun.report.issues import Issue, Issues
+from shadowrun.report.sanitize import clip
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
+    from shadowrun.report.document_blocks import Cell
     from shadowrun.studies.slowdown.timing import TimedCall
 
-__all__ = ["OperatorSlowdown", "Slowdown", "StepTime"]
+__all__ = ["FAIL_ON", "OperatorSlowdown", "Slowdown", "StepTime", "slowdown_document", "slowdown_issues"]
 
 BOUNDS = (2.0, 10.0)
 """Ratios that published tables count; see docs/howto/slowdown.md."""
@@ -154,3 +162,189 @@ def _operator(op: str, measured: list[TimedCall], n_steps: int) -> OperatorSlowd
         op, len(measured), sum(m.call.n for m in measured), ratio, min(least, ratio), max(most, ratio),
         (target - ref) / n_steps, worst,
     )  # fmt: skip
+
+
+# Report of the slowdown as a `Document`.
+
+FORMAT = 2
+"""Version of the JSON's form. History: 1, first version; 2, the key ``critical`` was ``intolerable``."""
+MAX_NAMES = 20
+MAX_INPUTS = 40
+_LIMITS = Limits(20, 20, 300)
+_REST = "-f csv lists all"
+
+
+def slowdown_document(slowdown: Slowdown, title: str, issues: Issues | None = None) -> Document:
+    """Report of all timed operators, and of the calls that could not be timed.
+
+    Args:
+        slowdown: What was measured.
+        title: Target and reference.
+        issues: The slow ones, for CI services.
+    """
+    blocks: list[Block] = [Note(line) for line in _summary(slowdown)]
+    if slowdown.operators:
+        blocks.append(Section("Operators", (*_bars(slowdown), _operators(slowdown)), count=len(slowdown.operators)))
+    failures = [(m, f"the target: {m.failed}") for m in slowdown.failing] + [(m, m.failed) for m in slowdown.left_out]
+    if failures:
+        rows = tuple((m.call.op, clip(m.call.inputs, MAX_INPUTS), why) for m, why in failures)
+        table = Table((Column("operator", "name"), Column("inputs"), Column("why")), rows, noun=_REST, limits=_LIMITS)
+        blocks.append(Section("Not timed", (table,), count=len(failures)))
+    return Document(
+        f"slowdown of {title}", tuple(blocks), _data(slowdown, title), _records(slowdown, failures), issues=issues
+    )
+
+
+def _summary(slowdown: Slowdown) -> Iterator[Cell]:
+    step, n = slowdown.step, len(slowdown.operators)
+    part = "" if step.complete else ", without the calls that could not be timed"
+    if slowdown.of_program:
+        yield f"operators of a step: {_us(step.ref_us)} on the reference, {_us(step.target_us)} on the target"
+        yield f"expected step: {step.ratio:.2f} times as long on the target{part}"
+    else:
+        n_failing, n_left_out = len(slowdown.failing), len(slowdown.left_out)
+        yield f"{n} operators timed, {n_failing} fail on the target, {n_left_out} cannot be timed"
+    if n:
+        yield f"median operator: {slowdown.median_ratio:.2f} times as long"
+    for bound in BOUNDS:
+        # Both numbers: the published one is of medians, and a gate must not fail on noise.
+        slower, surely = len(slowdown.slower(bound)), len(slowdown.surely_slower(bound))
+        noise = f" ({slower - surely} of them within the noise)" if surely < slower else ""
+        share = f" ({100 * slower / n:.1f} %)" if n and not slowdown.of_program else ""
+        yield f"more than {bound:g} times slower: {slower} of {n} operators{share}{noise}"
+    critical = slowdown.surely_slower(slowdown.critical_ratio)
+    if critical:
+        before = f"critical, more than {slowdown.critical_ratio:g} times: "
+        yield naming(before, [o.op for o in critical], MAX_NAMES)
+    yield f"faster than the reference: {len(slowdown.faster)} of {n}"
+
+
+def _bars(slowdown: Slowdown) -> tuple[Figure, ...]:
+    """Where a step loses its time; of the database, which operators are slowest."""
+    if slowdown.of_program:
+        rows = [(o.op, o.lost_us, _us(o.lost_us)) for o in slowdown.operators]
+        return bar_chart(rows, "Time that a step loses, by operator", "time lost per step")
+    rows = [(o.op, o.ratio, f"{o.ratio:.2f} times") for o in slowdown.operators]
+    return bar_chart(rows, "The slowest operators", "times slower than on the reference")
+
+
+def _operators(slowdown: Slowdown) -> Table:
+    ratio = (Column("times slower", "number"), Column("spread", "number"))
+    name, inputs = Column("operator", "name"), Column("slowest inputs")
+    if slowdown.of_program:
+        columns = (name, Column("calls", "number"), *ratio, Column("lost per step", "number"), inputs)
+        rows = tuple((o.op, f"{o.n_calls:,}", *_ratio(o), _us(o.lost_us), _inputs(o)) for o in slowdown.operators)
+    else:
+        columns = (name, *ratio, Column("reference", "number"), Column("target", "number"), inputs)
+        rows = tuple((o.op, *_ratio(o), *_times(o), _inputs(o)) for o in slowdown.operators)
+    return Table(columns, rows, noun=f"operators: {_REST}", limits=_LIMITS)
+
+
+def _ratio(o: OperatorSlowdown) -> tuple[str, str]:
+    return f"{o.ratio:.2f}", f"{o.lower:.2f} to {o.upper:.2f}"
+
+
+def _times(o: OperatorSlowdown) -> tuple[str, str]:
+    ref, target = (_us(spread.median) if spread else "" for spread in (o.worst.ref_us, o.worst.target_us))
+    return ref, target
+
+
+def _inputs(o: OperatorSlowdown) -> str:
+    return clip(o.worst.call.inputs, MAX_INPUTS)
+
+
+def _us(us: float) -> str:
+    sign, us = ("-" if us < 0 else ""), abs(us)
+    return f"{sign}{us:.3g} µs" if us < 1e3 else f"{sign}{us / 1e3:.3g} ms" if us < 1e6 else f"{sign}{us / 1e6:.3g} s"
+
+
+def _data(slowdown: Slowdown, title: str) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "of": title,
+        "step": {**dataclasses.asdict(slowdown.step), "ratio": slowdown.step.ratio} if slowdown.of_program else None,
+        "median_ratio": slowdown.median_ratio,
+        "n_operators": len(slowdown.operators),
+        "n_slower": {f"{bound:g}": len(slowdown.slower(bound)) for bound in BOUNDS},
+        "n_surely_slower": {f"{bound:g}": len(slowdown.surely_slower(bound)) for bound in BOUNDS},
+        "critical": {
+            "ratio": slowdown.critical_ratio,
+            "ops": [o.op for o in slowdown.surely_slower(slowdown.critical_ratio)],
+        },
+        "operators": [
+            {f.name: getattr(o, f.name) for f in dataclasses.fields(o) if f.name != "worst"}
+            | {"worst": _measured_data(o.worst)}
+            for o in slowdown.operators
+        ],
+        "failing": list(map(_measured_data, slowdown.failing)),
+        "left_out": list(map(_measured_data, slowdown.left_out)),
+    }
+
+
+def _measured_data(m: TimedCall) -> dict[str, Any]:
+    figures = {f.name: getattr(m, f.name) for f in dataclasses.fields(m) if f.name != "call"}
+    return {**figures, "call": {k: getattr(m.call, k) for k in ("op", "inputs", "n", "shapes")}}
+
+
+def _records(slowdown: Slowdown, failures: list[tuple[TimedCall, str]]) -> Records:
+    rows: list[tuple[object, ...]] = [
+        (o.op, o.n_calls, *(f"{x:.4g}" for x in (o.ratio, o.lower, o.upper, o.lost_us)), o.worst.call.inputs, "")
+        for o in slowdown.operators
+    ]
+    rows += [(m.call.op, "", "", "", "", "", m.call.inputs, why) for m, why in failures]
+    head = ("operator", "calls", "ratio", "lower", "upper", "lost_us_per_step", "worst_inputs", "failed")
+    return Records(head, tuple(rows))
+
+
+# Slow operators, and those that the target cannot run, as `Issues`.
+
+FAIL_ON: Final = ("critical", "error")
+"""Operators slower than the critical ratio beyond the noise; calls that the target cannot run."""
+
+
+def slowdown_issues(slowdown: Slowdown, suite: str, fail_on: Collection[str], file: str = "") -> Issues:
+    """One issue for each operator that is slower beyond the noise, and for each call that the target cannot run.
+
+    Args:
+        slowdown: What was measured.
+        suite: Target and reference.
+        fail_on: Of `FAIL_ON`.
+        file: Name of the data file: a measured call has no source line.
+    """
+    rows = (*_slow(slowdown, suite, fail_on), *_failed(slowdown, suite, fail_on))
+    named = {issue.name for issue in rows}
+    passed = tuple(o.op for o in slowdown.operators if o.op not in named)
+    return Issues(suite, rows, passed, file)
+
+
+def _slow(slowdown: Slowdown, suite: str, fail_on: Collection[str]) -> Iterator[Issue]:
+    critical = {o.op for o in slowdown.surely_slower(slowdown.critical_ratio)}
+    # Beyond the noise alone: a line in an alert that comes and goes from run to run is switched off.
+    for o in slowdown.surely_slower(BOUNDS[0]):
+        bound = slowdown.critical_ratio if o.op in critical else BOUNDS[0]
+        yield Issue(
+            kind="slow",
+            cause="critical" if o.op in critical else "",
+            name=o.op,
+            message=clip(f"{o.op}, {suite}: {o.ratio:.2f} times slower, more than {bound:g} beyond the noise"),
+            level="error" if "critical" in fail_on and o.op in critical else "warning",
+            key=("slow", o.op),
+            lines=(
+                ("spread", f"{o.lower:.2f} to {o.upper:.2f}"),
+                ("calls", f"{o.n_calls:,}"),
+                ("slowest inputs", clip(o.worst.call.inputs)),
+            ),
+        )
+
+
+def _failed(slowdown: Slowdown, suite: str, fail_on: Collection[str]) -> Iterator[Issue]:
+    for m in slowdown.failing:
+        yield Issue(
+            kind="error",
+            cause="",
+            name=m.call.op,
+            message=clip(f"{m.call.op}, {suite}: the target cannot run it: {m.failed}"),
+            level="error" if "error" in fail_on else "warning",
+            key=("error", m.call.op, m.call.inputs),
+            lines=(("inputs", clip(m.call.inputs)),),
+        )

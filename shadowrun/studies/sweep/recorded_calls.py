@@ -41,6 +41,7 @@ _WORD = re.compile(r"[^,\]]+")
 MAX_BYTES = 2 << 30
 """Maximum size of the inputs of one call, in bytes: a short text can name a tensor of any size."""
 _MAX_UNWRITTEN = 100_000
+# An integer of a million digits takes Python minutes to read.
 _MAX_DIGITS = 100
 _MAX_DIMENSIONS = 1000
 _MAX_SIZE_DIGITS = 19

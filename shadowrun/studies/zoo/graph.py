@@ -51,6 +51,7 @@ __all__ = [
     "to_json",
 ]
 
+# A graph may come from a file of someone else: everything of it that is followed has a bound.
 MAX_NODES: Final = 20_000
 MAX_DIMS: Final = 64
 MAX_ELEMENTS: Final = 1 << 28

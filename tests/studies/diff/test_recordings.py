@@ -11,8 +11,8 @@ import pytest
 from shadowrun.cli.main import main
 from shadowrun.studies.diff.align import align, family, renamed
 from shadowrun.studies.diff.name_map import NameMap, RowRule
-from shadowrun.studies.diff.plots import precision_figure
 from shadowrun.studies.diff.recordings import FAIL_ON, diff_recordings
+from shadowrun.studies.diff.report_data import precision_figure
 from shadowrun.studies.diff.rounding import Rounding
 from shadowrun.studies.diff.values import Values
 from tests.studies.diff.kit import Tape, f32, next_up

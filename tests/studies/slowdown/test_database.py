@@ -11,8 +11,7 @@ from shadowrun.cli.main import main
 from shadowrun.platforms import resolve
 from shadowrun.report.document import render
 from shadowrun.studies.slowdown.calls import entries, names_of
-from shadowrun.studies.slowdown.report import slowdown_document
-from shadowrun.studies.slowdown.table import Slowdown
+from shadowrun.studies.slowdown.table import Slowdown, slowdown_document
 from shadowrun.studies.slowdown.timing import measure
 from tests.studies.slowdown.test_slowdown import timed
 

@@ -16,8 +16,7 @@ from shadowrun.errors import DataFileError
 from shadowrun.platforms import resolve
 from shadowrun.studies.slowdown import timing
 from shadowrun.studies.slowdown.calls import Call, read_mix
-from shadowrun.studies.slowdown.report import FAIL_ON, slowdown_issues
-from shadowrun.studies.slowdown.table import Slowdown
+from shadowrun.studies.slowdown.table import FAIL_ON, Slowdown, slowdown_issues
 from shadowrun.studies.slowdown.timing import Spread, TimedCall, measure
 
 

@@ -43,6 +43,7 @@ __all__ = [
 SCRIPTS: Final = "scripts"
 """Folder in that of the campaign."""
 _NAME: Final = "cause.json"
+# Folders may come from another machine: how many are read, and how much of each, is bounded.
 _MAX_BYTES: Final = 1 << 16
 _MAX_FOLDERS: Final = 10_000
 _MAX_STEM: Final = 80

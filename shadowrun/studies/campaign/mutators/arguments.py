@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Argument", "Unread", "with_argument"]
 
+# An integer may be a size: a greater one would take the memory of the machine.
 _MAX_INT: Final = 4096
 _MAX_PRODUCT: Final = 1 << 20
 _FLOATS: Final = ("float32", "float64", "float16", "bfloat16")

@@ -18,6 +18,7 @@ Params: TypeAlias = "tuple[Any, ...]"
 
 _ID: Final = re.compile(r"[0-9a-f]{1,64}")
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,30}")
+# A recipe may come from a file of someone else: everything of it that is followed has a bound.
 _MAX_MUTATIONS: Final = 64
 _MAX_VALUES: Final = 4096
 _MAX_DEPTH: Final = 8

@@ -28,6 +28,7 @@ __all__ = ["Invalid", "OpInfo", "Trace", "Values", "copied", "first_line", "info
 
 MAX_ELEMENTS: Final = 1 << 20
 """Of one result: variants are small."""
+# Values of inputs are kept, since they cost more than a small graph to make.
 _MAX_BYTES: Final = 1 << 25
 # Of a small tensor beside its values: its description and torch's objects (measured: 1.2 KiB).
 _ENTRY_BYTES: Final = 1280

@@ -204,7 +204,7 @@ def _reason(f: FailingPart) -> str:
 
 def _yaml(sweep: Sweep) -> str:
     from shadowrun.platforms.backends import backend_of
-    from shadowrun.studies.static.kernels import IMPLICIT, declared
+    from shadowrun.studies.static.coverage import IMPLICIT, declared
     from shadowrun.studies.sweep.opinfo import operators_called
 
     # Composite operators have no kernel to register: they call others.

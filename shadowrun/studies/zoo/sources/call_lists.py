@@ -29,6 +29,7 @@ __all__ = ["RUN", "TRACES", "collect_run", "collect_traces", "graph_of_recorded"
 
 TRACES: Final = "traces"
 RUN: Final = "run"
+# A trace may come from anyone, with any number of lines, or one that does not end.
 _MAX_BYTES: Final = 1 << 28
 _MAX_LINE: Final = 1 << 16
 # Characters of a call: one more than may be, so that a longer one is still seen to be too long.

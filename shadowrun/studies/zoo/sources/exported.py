@@ -30,6 +30,7 @@ __all__ = ["EXPORTED", "collect_exported", "graph_of_file"]
 EXPORTED: Final = "exported"
 # The file in the archive, since torch 2.8 and before.
 _GRAPHS: Final = ("models/model.json", "serialized_exported_program.json")
+# An archive may unpack to any size, and only its JSON is read.
 _MAX_BYTES: Final = 1 << 26
 _MAX_FILES: Final = 100_000
 # By the number of `torch._export.serde.schema.ScalarType`.
