@@ -291,6 +291,15 @@ def benchmarks(session: nox.Session) -> None:
 
 
 @nox.session
+def instructions(session: nox.Session) -> None:
+    """Instructions of a step, plain and compared, by valgrind; ``-- --against FOLDER``: of another checkout too."""
+    if shutil.which("valgrind") is None or shutil.which("setarch") is None:
+        session.skip("this session needs valgrind and setarch")
+    install(session, "dev")
+    session.run("python", "benchmarks/instructions.py", *session.posargs)
+
+
+@nox.session
 def coverage_tables(session: nox.Session) -> None:
     """Operator coverage of platforms, docs/coverage.md: a quarter of an hour; an interrupted session can be resumed."""
     install(session, "test")
