@@ -1,8 +1,10 @@
 """The cost of a call in a worker process: ``python benchmarks/worker.py``.
 
-For each size, an operator runs alternately here and in the worker (A B A B), with the tensor in shared memory and with
-the tensor sent through the socket. The output has medians: microseconds for a call, the ratio to the call here, and the
-data rate in each direction (there and back in the time that the operator itself did not take). ``--train`` measures a
+For each size, an operator runs alternately here and in the worker (A B A B): asked for by itself with the tensor in
+shared memory and with the tensor sent through the socket, and as one of several calls that wait in a ring (with its
+result, which the worker compares; the operator's own run here is not counted). The output has medians: microseconds for
+a call, the ratio to the call here, and the data rate in each direction (there and back in the time that the operator
+itself did not take). ``--train`` measures a
 training step of the transformer of ``workloads.py`` that is compared with such a platform, after its first steps, in
 which each line is judged in full: wall time, and processor time of this process; and what its operators take in the
 worker, below which no comparison can be.
@@ -23,10 +25,13 @@ from shadowrun.platforms.spec import parse
 from shadowrun.platforms.worker import client
 from shadowrun.platforms.worker.channel import Channel
 from shadowrun.platforms.worker.client import Worker
+from shadowrun.platforms.worker.ring import RING_BYTES
+from shadowrun.platforms.worker.ring_calls import RingCall, Room
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+WAITING = 32
 SIZES = {"1 element": 1, "1 MiB": 1 << 18, "64 MiB": 1 << 24}
 
 
@@ -75,14 +80,36 @@ def calls(spec: str, op: str, rounds: int) -> None:
             "shared": lambda there=there: there(shared),  # type: ignore[misc]
             "socket": lambda there=there: there(through_socket),  # type: ignore[misc]
         }
+        if 4 * x.nbytes < RING_BYTES:
+            y = function(x)
+            runs["ring"] = lambda x=x, y=y: waiting(shared, op, x, y)  # type: ignore[misc]
         found = measured(runs, rounds, max(3, 200 if n == 1 else 20 if n < 1 << 20 else 3))
-        for way in ("here", "shared", "socket"):
-            s = found[way]
+        for way in runs:
+            s = found[way] / (WAITING if way == "ring" else 1)
             own = statistics.median(own_ns) / 1e9
-            rate = "" if way == "here" or n == 1 else f"  {8 * n / (s - own) / 1e9:6.2f} GB/s"
+            rate = "" if way in ("here", "ring") or n == 1 else f"  {8 * n / (s - own) / 1e9:6.2f} GB/s"
             print(f"  {name:>9} {way:>7}: {1e6 * s:10.1f} µs  x {s / found['here']:7.1f}{rate}")
     shared.stop()
     through_socket.stop()
+
+
+def waiting(worker: Worker, op: str, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Several calls that wait at the same time."""
+    held: list[RingCall] = []
+
+    def end_oldest() -> None:
+        worker.await_call(held[0])
+        worker.release_call(held.pop(0))
+
+    for _ in range(WAITING):
+        while isinstance(call := worker.open_call(f"aten::{op}", (x,), {}, (1, (0,)), []), Room):
+            end_oldest()
+        assert call is not None
+        while isinstance(worker.close_call(call, [y]), Room):
+            end_oldest()
+        held.append(call)
+    while held:
+        end_oldest()
 
 
 def train(spec: str, rounds: int) -> None:
@@ -98,7 +125,14 @@ def train(spec: str, rounds: int) -> None:
         own_ns.append(found[2])
         return found
 
+    release = Worker.release_call
+
+    def released(worker: Worker, call: RingCall) -> None:
+        own_ns.append(call.ns)
+        release(worker, call)
+
     Worker.answer = noted  # type: ignore[method-assign]
+    Worker.release_call = released  # type: ignore[method-assign]
     # Wall and processor seconds of a step, plain and compared.
     plain, compared, ratios = [], [], []
     for k in range(rounds + 1):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shadowrun.platforms.worker import channel
+from shadowrun.platforms.worker import channel, mailbox
 from shadowrun.platforms.worker import channel as channels
 from shadowrun.platforms.worker.channel import Channel, ChannelClosed, SegmentPool
 from shadowrun.platforms.worker.wire import Unsendable
@@ -223,6 +223,43 @@ def test_an_end_that_sleeps_is_woken_and_one_that_looks_is_not():
         assert not answering._mailbox.put(1, b"old")
         assert answering._mailbox.put(2, b"new")
         assert asking._mailbox.take(2) == b"new"
+
+
+@needs_memfd
+def test_an_end_whose_processor_others_use_sleeps_at_once(monkeypatch):
+    """To give way to them costs more than to be woken; after some waits it looks again."""
+    times, gave_way = iter(range(0, 10**12, 1000)), []
+
+    def give_way():
+        gave_way.append(1)
+        for _ in range(mailbox._CROWDED_NS // 1000):
+            next(times)
+
+    monkeypatch.setattr(mailbox, "_clock", lambda: next(times))
+    monkeypatch.setattr(mailbox, "_give_way", give_way)
+    with ends() as (asking, answering):
+        ask(asking, answering, [1], lambda message: message)
+        box = asking._mailbox
+        box._spins, box._crowded = True, 0
+        gave_way.clear()
+        waits = [(box.take(7), len(gave_way))[1] for _ in range(mailbox._CROWDED_WAITS + 1)]
+        assert waits == [1] * mailbox._CROWDED_WAITS + [2]
+
+
+@needs_memfd
+def test_arrival_is_seen_without_reading_and_bytes_that_came_too_late_do_not_count():
+    with ends() as (asking, answering):
+        ask(asking, answering, [1], lambda message: message)
+        assert not asking.arrives(0)
+        answering.connection.sendall(channels._HEAD.pack(channels._WAKE | 1))
+        assert not asking.arrives(0.01)
+        asking.send([2])
+        answering.send([answering.receive()[0] + 1])
+        assert asking.arrives(0)
+        assert asking.arrives(1)
+        assert asking.receive() == [3]
+        answering.connection.close()
+        assert asking.arrives(1)
 
 
 @needs_memfd

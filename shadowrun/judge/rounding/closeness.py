@@ -138,7 +138,8 @@ class ClosenessCheck:
         units = self._units(position)
         actual, expected = (flat_values(v[position]) for v in (self._case.actual, self._case.expected))
         unit = expected.abs().add_(size).mul_(units * fmt.roundoff).add_(fmt.smallest)
-        if not bool(torch.isfinite(unit).all()) or not bool((actual.sub(expected).abs_() <= unit).all()):
+        # None is below 0, and the greatest of them is NaN if any is.
+        if not bool(torch.isfinite(unit.max())) or not bool((actual.sub(expected).abs_() <= unit).all()):
             return None
         # A factor within the bound of each element is a fault all the same.
         if has_common_factor(actual, expected, fmt.roundoff):

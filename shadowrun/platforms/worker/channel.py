@@ -296,9 +296,14 @@ class Channel:
             self.connection.sendall(_bytes_at(r.address, r.size))
 
     def arrives(self, seconds: float) -> bool:
-        """Whether the next message comes, or the other end is closed, within so much time."""
-        if self._mailbox is not None and self._mailbox.arrived(self._n_received + 1):
-            return True
+        """Whether the next message comes, or the other end is closed, within so much time.
+
+        With 0 and shared memory, the end of the other end is not noticed: no call of the system is made.
+        """
+        if self._mailbox is not None:
+            arrived = self._mailbox.arrived(self._n_received + 1, wakes=seconds > 0)
+            if arrived or not seconds:
+                return arrived
         poll = select.poll()
         poll.register(self.connection, select.POLLIN)
         while poll.poll(1000 * seconds):

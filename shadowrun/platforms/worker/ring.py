@@ -22,7 +22,7 @@ __all__ = ["DIFFERENT", "EQUAL", "N_SLOTS", "OPEN", "REDO", "RING_BYTES", "SERVE
 OPEN, SERVE = "open ring", "serve ring"
 """Messages to a worker: take the memory that comes with it; answer what waits there, until nothing does."""
 
-RING_BYTES = 64 << 20
+RING_BYTES = 32 << 20
 """Memory of texts and tensors."""
 N_SLOTS = 64
 """Calls that may wait."""
@@ -86,6 +86,12 @@ class Ring:
             os.close(descriptor)
             return None
         return descriptor
+
+    def storage(self, at: int, n: int) -> torch.UntypedStorage:
+        """Memory of the ring as a storage."""
+        if not n:
+            return torch.UntypedStorage(0)  # type: ignore[no-untyped-call]
+        return torch.frombuffer(self.memory, dtype=torch.uint8, count=n, offset=at).untyped_storage()
 
     # -- the asking end ------------------------------------------------------------------------------
 

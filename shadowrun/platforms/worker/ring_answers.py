@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["answer_in_ring"]
 
-_BYTE = torch.uint8
-
 
 def answer_in_ring(ring: Ring, call: Sequence[Any], run: Callable[..., Any]) -> tuple[int, int]:
     """Run a call.
@@ -54,11 +52,10 @@ def answer_in_ring(ring: Ring, call: Sequence[Any], run: Callable[..., Any]) -> 
 
 def _memory(ring: Ring, n: int, at: int, *, own: bool) -> torch.UntypedStorage:
     """Memory of a region of inputs: in the ring, or a copy where the call writes to it or might make it larger."""
-    if n and not own:
-        return torch.frombuffer(ring.memory, dtype=_BYTE, count=n, offset=at).untyped_storage()
+    if not own or not n:
+        return ring.storage(at, n)
     storage = torch.UntypedStorage(n)  # type: ignore[no-untyped-call]
-    if n:
-        copy_bytes(storage.data_ptr(), ring.address + at, n)
+    copy_bytes(storage.data_ptr(), ring.address + at, n)
     return storage
 
 

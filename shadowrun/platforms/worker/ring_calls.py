@@ -51,6 +51,8 @@ class RingCall:
         state: What became of it, as in `ring`; 0 before it was answered.
         ns: What its operator took there, in nanoseconds.
         error: Why there is no answer.
+
+    Its tensors lie in the ring, and are valid until it is released.
     """
 
     name: str
@@ -72,13 +74,13 @@ class RingCall:
     error: Exception | None = None
 
     def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Its inputs as before it, in memory of this process."""
-        memory = [_copied(self.ring, at, n) for _, n, at in self.spans]
+        """Its inputs as before it, in the ring."""
+        memory = [self.ring.storage(at, n) for _, n, at in self.spans]
         args, kwargs, _ = decode(self.tree, memory, [low for low, *_ in self.spans])
         return args, kwargs
 
     def own(self) -> list[Any]:
-        """The program's results: fresh ones, then written arguments; in memory of this process."""
+        """The program's results: fresh ones, then written arguments; in the ring."""
         return [_value(self.ring, r, 0) for r in self.results]
 
     def theirs(self) -> list[Any]:
@@ -239,16 +241,9 @@ def _regions_of(tree: Any, written: Sequence[tuple[str, int]]) -> list[int] | No
     return found
 
 
-def _copied(ring: Ring, at: int, n: int) -> torch.UntypedStorage:
-    storage = torch.UntypedStorage(n)  # type: ignore[no-untyped-call]
-    if n:
-        copy_bytes(storage.data_ptr(), ring.address + at, n)
-    return storage
-
-
 def _value(ring: Ring, result: tuple[Any, ...], shift: int) -> Any:
     if len(result) == 1:
         return result[0]
     at, n, dtype, shape, stride = result
     tree = ("tensor", 0, dtype, shape, stride, 0, False, False)
-    return decode(tree, [_copied(ring, at + shift, n)], [0])
+    return decode(tree, [ring.storage(at + shift, n)], [0])

@@ -26,7 +26,7 @@ from shadowrun.platforms import torchplatform
 from shadowrun.platforms.worker.ring import DIFFERENT, EQUAL
 from shadowrun.platforms.worker.ring_calls import RingCall, Room
 from shadowrun.replay.call import CallRun
-from shadowrun.replay.copies import mirror, written_to
+from shadowrun.replay.copies import mirror, tensors_in, written_to
 from shadowrun.replay.paths.pipeline import Job, ThreadLocalState
 from shadowrun.types import Status, Verdict
 
@@ -148,9 +148,10 @@ class WaitingCalls:
                 _Waiting(self, call.without_arguments(), opened, own.ns, began, ThreadLocalState.current())
             )
             return
-        pristine = self._inputs(opened, call.plan)
-        self._worker.abandon_call(opened)
-        self._path.compare(call, own, pristine, began)
+        try:
+            self._path.compare(call, own, self._inputs(opened, call.plan), began)
+        finally:
+            self._worker.abandon_call(opened)
 
     # -- the answer ----------------------------------------------------------------------------------
 
@@ -254,6 +255,9 @@ class WaitingCalls:
 
     def _inputs(self, ring_call: RingCall, plan: OpPlan) -> Arguments:
         args, kwargs = ring_call.inputs()
+        # Nothing writes to inputs as before the call. Offsets are the program's affair: they are those of the ring.
+        if not any(t.storage_offset() for t in tensors_in((*args, *kwargs.values()))):
+            return args, kwargs
         return mirror(args, kwargs, _CPU, self._max_bytes, written=written_to(plan, args, kwargs))
 
     @contextlib.contextmanager
