@@ -396,9 +396,9 @@ def test_combine_prints_a_name_as_text(capsys):
     assert capsys.readouterr().out.strip().isprintable()
 
 
-@pytest.mark.parametrize("name", cli.READ)
-def test_commands_that_read_print_by_one_function(name):
-    """`print` hands on what a terminal obeys; `say` does not."""
+@pytest.mark.parametrize("name", [*cli.READ, "zoo", "campaign", "slowdown", "replay"])
+def test_commands_on_files_print_by_one_function(name):
+    """`print` hands on what a terminal obeys; `print_line` does not."""
     (module,) = Path(cli.__file__).parent.glob(f"*/{name}.py")
     tree = ast.parse(module.read_text(encoding="utf-8"))
     assert not [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "print"]

@@ -308,6 +308,15 @@ def test_a_map_without_end(capsys, text):
     assert "bad-map" in capsys.readouterr().err
 
 
+def test_a_map_of_many_rows(capsys):
+    """Three hundred thousand, in a file of 3 MB, took more than a minute."""
+    write("a.shadowrec", **whole())
+    for n, status in ((1000, 0), (1001, 2)):
+        Path("m.toml").write_text("[[rows]]\n" * n)
+        assert main(["diff", "a.shadowrec", "a.shadowrec", "--map", "m.toml"]) == status
+    assert "1,001 [[rows]], and 1,000 are read at most" in capsys.readouterr().err
+
+
 def test_a_path_that_nearly_fits():
     """A pattern of twenty stars took hours."""
     path = "a." * 200 + "b"

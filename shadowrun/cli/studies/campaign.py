@@ -28,7 +28,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +36,7 @@ from shadowrun.cli import options
 from shadowrun.cli.progress import progress_bar
 from shadowrun.cli.studies import campaign_findings
 from shadowrun.errors import UsageError
+from shadowrun.report.sanitize import print_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -301,7 +301,7 @@ def _start(folder: CampaignFolder, args: argparse.Namespace) -> int:
 
     shard, origin = shard_of(args.shard, os.environ)
     if shard.of > 1:
-        print(f"shadowrun: shard {shard.index + 1}/{shard.of}{f' ({origin})' if origin else ''}", file=sys.stderr)
+        print_line(f"shadowrun: shard {shard.index + 1}/{shard.of}{f' ({origin})' if origin else ''}", error=True)
     jobs = args.jobs or _n_processors()
     with progress_bar("starting", folder.settings.n or None) as update:
         engine = Engine(
@@ -332,15 +332,15 @@ def _ended(folder: CampaignFolder, shard: Shard, outcome: Outcome, args: argpars
     _print_status(folder, args, always=True)
     again = f"`shadowrun campaign resume {shlex.quote(str(folder.path))}` goes on"
     if outcome is Outcome.STOPPED:
-        print(f"shadowrun: stopped; {again}.", file=sys.stderr)
+        print_line(f"shadowrun: stopped; {again}.", error=True)
         return 130
     if outcome is Outcome.INCOMPLETE:
-        print(f"shadowrun: the executor failed on some chunks three times; {again}.", file=sys.stderr)
+        print_line(f"shadowrun: the executor failed on some chunks three times; {again}.", error=True)
         return 1
     if shard.of > 1:
-        print(
+        print_line(
             f"shadowrun: this shard is done. When all are: shadowrun campaign combine {shlex.quote(str(folder.path))}",
-            file=sys.stderr,
+            error=True,
         )
     return 0
 
@@ -395,7 +395,9 @@ def _combine(args: argparse.Namespace) -> int:
     store = CampaignStore.open(folder.combined)
     counts = store.counts()
     store.close()
-    print(f"{folder.combined}: {len(shards)} shards, {counts['variants']:,} variants, {counts['findings']:,} findings")
+    print_line(
+        f"{folder.combined}: {len(shards)} shards, {counts['variants']:,} variants, {counts['findings']:,} findings"
+    )
     return 0
 
 
@@ -452,7 +454,7 @@ def _report(args: argparse.Namespace) -> int:
     options.print_report(document, args)
     if document.gate is None or document.gate.passed:
         return 0
-    print(f"shadowrun: {document.gate.line} (--fail-on)", file=sys.stderr)  # with -o, the report is elsewhere
+    print_line(f"shadowrun: {document.gate.line} (--fail-on)", error=True)  # with -o, the report is elsewhere
     return 1
 
 

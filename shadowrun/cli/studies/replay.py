@@ -19,14 +19,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shadowrun.cli import compare_options, options
 from shadowrun.cli.progress import progress_bar
 from shadowrun.errors import UsageError
-from shadowrun.report.sanitize import one_line
+from shadowrun.report.sanitize import print_line
 
 if TYPE_CHECKING:
     from shadowrun.recording.model import Recording
@@ -114,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
         raise KeyboardInterrupt
     failures = found.failures(args.fail_on)
     for failure in failures:
-        print(f"shadowrun: FAILED: {one_line(failure)}", file=sys.stderr)
+        print_line(f"shadowrun: FAILED: {failure}", error=True)
     return int(bool(failures))
 
 

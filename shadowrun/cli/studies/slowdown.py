@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING
 from shadowrun.cli import options
 from shadowrun.cli.progress import progress_bar
 from shadowrun.errors import UsageError
+from shadowrun.report.sanitize import print_line
 
 if TYPE_CHECKING:
     import argparse
@@ -108,12 +108,12 @@ def run(args: argparse.Namespace) -> int:
     failing = [issue.name for issue in issues.rows if issue.level == "error"]
     if failing:
         more = f" and {len(failing) - 5} more" if len(failing) > 5 else ""
-        print(f"shadowrun: FAILED: {', '.join(failing[:5])}{more} (--fail-on)", file=sys.stderr)
+        print_line(f"shadowrun: FAILED: {', '.join(failing[:5])}{more} (--fail-on)", error=True)
         status = 1
     if args.fail_over is not None and found.step.ratio > args.fail_over:
-        print(
+        print_line(
             f"shadowrun: FAILED: a step takes {found.step.ratio:.2f} times as long, over {args.fail_over:g}",
-            file=sys.stderr,
+            error=True,
         )
         status = 1
     return status

@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +28,7 @@ from typing import TYPE_CHECKING
 from shadowrun.cli import options
 from shadowrun.cli.progress import progress_bar
 from shadowrun.errors import UsageError
-from shadowrun.report.sanitize import MAX_NAME, clip
+from shadowrun.report.sanitize import MAX_NAME, clip, print_line
 from shadowrun.studies.sweep.cases import PARTS, PROBES, Part
 
 if TYPE_CHECKING:
@@ -197,9 +196,9 @@ def run(args: argparse.Namespace) -> int:
     if complete and not _is_complete(path):
         is_late = args.minutes is not None and time.monotonic() - began >= 60 * args.minutes
         why = f"stopped after {args.minutes:g} minutes" if is_late else "some operators ended too many worker processes"
-        print(f"shadowrun: {why}; the same command resumes the sweep ({path}).", file=sys.stderr)
+        print_line(f"shadowrun: {why}; the same command resumes the sweep ({path}).", error=True)
     if not complete:
-        print(f"shadowrun: stopped. The same command resumes the sweep ({path}).", file=sys.stderr)
+        print_line(f"shadowrun: stopped. The same command resumes the sweep ({path}).", error=True)
         return 130
     return _passes(table, args.fail_on, ledger)
 
@@ -294,7 +293,7 @@ def _passes(table: SupportTable, fail_on: list[str], ledger: KnownIssues | None 
     words = count_failures(table, fail_on, ledger)
     if not words:
         return 0
-    print(f"shadowrun: FAILED: cases that count against the target: {words} (--fail-on)", file=sys.stderr)
+    print_line(f"shadowrun: FAILED: cases that count against the target: {words} (--fail-on)", error=True)
     return 1
 
 

@@ -26,12 +26,12 @@ Exit status:
 from __future__ import annotations
 
 import fnmatch
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from shadowrun.cli import options
 from shadowrun.errors import UsageError
+from shadowrun.report.sanitize import print_line
 
 if TYPE_CHECKING:
     import argparse
@@ -126,7 +126,7 @@ def _add(args: argparse.Namespace) -> None:
     found.counted("different graphs", len(found.programs), twice)
     stages = [stage for stage in zoo.stages if stage.source != source]
     write_zoo(args.zoo, [*others, *kept], [*stages, *found.stages])
-    print(f"{args.zoo}: {len(kept):,} programs of {source}, {len(others) + len(kept):,} in all", file=sys.stderr)
+    print_line(f"{args.zoo}: {len(kept):,} programs of {source}, {len(others) + len(kept):,} in all", error=True)
     from shadowrun.studies.zoo.report import zoo_document
 
     options.print_report(zoo_document(read_zoo(args.zoo), str(args.zoo), source), args, always=True)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from shadowrun.recording.model import Recording
 
 __all__ = ["NameMap", "RowPair", "RowRule", "RowsFound", "compare_rows", "read_names"]
+
+
+# Each is held against all calls of both recordings.
+_MAX_ROWS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,8 @@ def read_names(path: Path) -> NameMap:
             raise _wrong(path, f"{brief(pattern)} = {brief(name)}: the name has more stars than the pattern")
     if not isinstance(rows, list):
         raise _wrong(path, "write [[rows]], with two brackets: there may be several")
+    if len(rows) > _MAX_ROWS:
+        raise _wrong(path, f"{len(rows):,} [[rows]], and {_MAX_ROWS:,} are read at most: patterns stand for many calls")
     return NameMap(modules, tuple(_rule(path, row) for row in rows))
 
 
