@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from shadowrun.judge.cause import known_roundings
+from shadowrun.judge.cause import known_roundings, product_sketch
 from shadowrun.judge.cause.known_roundings import KnownRoundings
 from shadowrun.judge.cause.product_sketch import sketch_product
 from shadowrun.judge.judge import Judge
+from shadowrun.numerics.diff import diff
 from shadowrun.numerics.input_roundings import IN_FLOAT32
 from tests.case_kit import make_case
 
@@ -59,6 +60,26 @@ def test_a_sketch_has_the_norm_of_the_difference(op, scales, changes):
         assert sketch_product(case, case.actual[0], bf16, only_matrices=False).norm > 10 * found.norm
 
 
+def test_what_is_multiplied_by_zero_is_not_read():
+    factors = random(192, 96), random(128, 96, seed=1).T
+    case = make_case(
+        aten.addmm.default,
+        lambda added, a, b, beta: aten.addmm.default(added, bf16(a), bf16(b), beta=beta),
+        torch.full((128,), torch.nan),
+        *factors,
+        beta=0,
+    )
+    assert sketch_product(case, case.actual[0], bf16, only_matrices=True).norm < 0.01
+
+
+def test_a_sketch_with_an_element_that_is_off_is_no_measure_for_later_calls():
+    for by, usable in ((0.0, True), (0.3, False)):
+        case = case_of(aten.mm.default, change=one_is_off(by))
+        found = diff("output 0", case.actual[0], case.expected[0])
+        fit = known_roundings._sketched(case, "inputs rounded to bf16", found, only_matrices=False)
+        assert (fit is not None) == usable
+
+
 def test_small_products_and_other_operators_have_none():
     small = make_case(aten.mm.default, lambda a, b: a @ b, random(64, 8), random(8, 8))
     few_rows = make_case(aten.mm.default, lambda a, b: a @ b, random(2, 512), random(512, 512))
@@ -69,6 +90,7 @@ def test_small_products_and_other_operators_have_none():
 
 def test_the_generator_of_the_program_is_left_alone():
     case, state = case_of(aten.mm.default), torch.get_rng_state()
+    product_sketch._signs.cache_clear()
     sketch_product(case, case.actual[0], bf16, only_matrices=True)
     assert torch.equal(torch.get_rng_state(), state)
 
