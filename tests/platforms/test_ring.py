@@ -13,6 +13,7 @@ import torch
 
 import shadowrun
 from shadowrun import Status
+from shadowrun.platforms.spec import parse
 from shadowrun.platforms.worker import client, ring_calls
 from shadowrun.platforms.worker.client import Worker
 from shadowrun.platforms.worker.ring import Ring
@@ -206,7 +207,8 @@ def test_random_numbers_are_drawn_from_the_same_state(waits):
     assert not any(run.counts()[s] for s in NOT_MATCH), statuses(run)
 
 
-def test_settings_of_the_program_are_those_of_the_call(waits):
+def test_settings_of_the_program_are_those_of_the_call(waits, monkeypatch):
+    monkeypatch.setattr(Worker, "ask", lambda *_: pytest.fail("the worker had other settings"))
     with shadowrun.compare(SPEC) as run:
         torch.scalar_tensor(1)
         torch.set_default_dtype(torch.float64)
@@ -273,6 +275,27 @@ def test_an_interrupt_drops_what_waits_with_a_record(monkeypatch):
     assert [s for _, s in statuses(run)] == [Status.MATCH, Status.UNVERIFIED, Status.UNVERIFIED]
 
 
+def test_inputs_stay_as_before_the_call_where_the_worker_writes_to_them():
+    """The judge starts from them; the worker's results lie next to the program's."""
+    worker = Worker(parse(SPEC))
+    worker.start()
+    x = torch.ones(40)
+    call = worker.open_call("aten::add_.Tensor", (x, x), {}, (1, ()), [("self", 0)])
+    x.fill_(7.0)
+    assert worker.close_call(call, [x]) is True
+    x.zero_()
+    worker.await_call(call)
+    assert call.state == ring_calls.DIFFERENT
+    assert call.ns > 0
+    (before, other), _ = call.inputs()
+    assert before.tolist() == [1.0] * 40
+    assert other.tolist() == [1.0] * 40
+    assert other.data_ptr() == before.data_ptr()
+    assert call.own()[0].tolist() == [7.0] * 40
+    assert call.theirs()[0].tolist() == [2.0] * 40
+    worker.stop()
+
+
 def test_a_call_inside_a_call_is_not_in_the_ring():
     calls = RingCalls(opened_ring(1 << 16))
     settings = ()
@@ -281,6 +304,7 @@ def test_a_call_inside_a_call_is_not_in_the_ring():
     assert calls.open(outer, (torch.ones(3),), {}, None) is True
     assert calls.open(inner, (torch.ones(3),), {}, None) is False
     calls.abandon(outer)
+    assert calls.ring.head == 0
     assert calls.open(inner, (torch.ones(3),), {}, None) is True
     assert inner.inputs()[0][0].tolist() == [1.0] * 3
 
