@@ -69,7 +69,8 @@ def _in_one_child(allowance: ResourceLimits | None) -> int | None:
             allowance.bound_time()
         return None
     # Ctrl-C goes to both; the child decides what it means.
-    before_int = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    of_interrupt = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def forward(number: int, _: FrameType | None) -> None:
         os.kill(pid, number)
@@ -82,7 +83,7 @@ def _in_one_child(allowance: ResourceLimits | None) -> int | None:
         return status
     for number in forwarded:
         signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, before_int)
+    signal.signal(signal.SIGINT, of_interrupt or signal.default_int_handler)
     if allowance is None and _left_out(-status):
         return _AGAIN
     signal.signal(signal.SIGINT, signal.default_int_handler)
