@@ -22,7 +22,7 @@ from shadowrun.operators.cpu_only_ops import EQUIVALENTS
 from shadowrun.operators.vendor_ops import COUNTERPARTS, compared, for_reference
 from shadowrun.replay.context import NO_CONTEXT, NO_DRIFT, SLOW
 from shadowrun.replay.copies import at_offsets, copy_mutated, offsets
-from shadowrun.replay.executor import to_cpu
+from shadowrun.replay.executor import inputs_to_cpu, result_on_other_device
 from shadowrun.replay.input_copies import n_bytes
 from shadowrun.replay.memory_effects import OVERWRITTEN, MemoryEffects
 from shadowrun.replay.slow_calls import SlowCalls
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     Judging = Callable[[Case], tuple[Verdict, tuple[TensorDiff, ...]]]
     """What a `Judge` is called as."""
 
-__all__ = ["Comparator", "bytes_for_oracle", "result_on_other_device"]
+__all__ = ["Comparator", "bytes_for_oracle"]
 
 _MAX_REMEMBERED = 16
 # Reruns and earlier results are extra copies that no caller has budgeted: the bound keeps memory stated.
@@ -427,7 +427,7 @@ class Comparator:
         if self._ignore_strides:
             actual, expected = [_contiguous(v) for v in actual], [_contiguous(v) for v in expected]
         # The judge and the oracle compute on the CPU, whatever the shared device is.
-        args, kwargs = pristine if not shared else _on_cpu(pristine)
+        args, kwargs = pristine if not shared else inputs_to_cpu(pristine)
 
         def runner(
             executor: CallRunner, plan: OpPlan, laid: tuple[int, ...] = ()
@@ -485,28 +485,6 @@ def bytes_for_oracle(max_bytes: int) -> int:
     """What the oracle may take beyond the copies of a call: 1 GiB or, if that is more, a quarter of `max_bytes`."""
     # A quarter of a small `max_bytes` would be too little for an oracle in float64.
     return max(min(max_bytes, 1 << 30), max_bytes // 4)
-
-
-def result_on_other_device(plan: OpPlan, out: Any, device: torch.device) -> tuple[Cause, str] | None:
-    """Evidence of a fallback in where a result lies; None where it lies on the device, or may lie elsewhere."""
-    # A `device=` argument may name another device, and a written argument lies where the program put it.
-    if plan.has_device or plan.mutated:
-        return None
-    first = out[0] if isinstance(out, (tuple, list)) and out else out
-    if isinstance(first, torch.Tensor) and first.device.type != device.type:
-        return Cause.SILENT_FALLBACK, f"the result lies on {first.device}, not on {device}"
-    return None
-
-
-def _on_cpu(pristine: Arguments) -> Arguments:
-    args, kwargs = pristine
-    return tuple([_each_to_cpu(a) for a in args]), {k: _each_to_cpu(v) for k, v in kwargs.items()}
-
-
-def _each_to_cpu(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [to_cpu(v) for v in value]
-    return to_cpu(value)
 
 
 def _contiguous(value: Value) -> Value:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shadowrun.platforms.device import Platform
     from shadowrun.platforms.worker.client import Question
 
-__all__ = ["CallRunner", "Executor", "WarningFilter", "to_cpu"]
+__all__ = ["CallRunner", "Executor", "WarningFilter", "inputs_to_cpu", "result_on_other_device", "to_cpu"]
 
 
 _PACKAGE = Path(__file__).parents[1]
@@ -411,6 +411,29 @@ def to_cpu(value: Value) -> Value:
     if isinstance(value, torch.Tensor) and value.device.type != "cpu":
         return move(value, _CPU, strided=value.device.type not in FUNCTIONALIZING)
     return value
+
+
+def inputs_to_cpu(pristine: Arguments) -> Arguments:
+    """Copies of a call's inputs on the CPU; what lies there is returned as it is."""
+    args, kwargs = pristine
+    return tuple([_each_to_cpu(a) for a in args]), {k: _each_to_cpu(v) for k, v in kwargs.items()}
+
+
+def _each_to_cpu(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [to_cpu(v) for v in value]
+    return to_cpu(value)
+
+
+def result_on_other_device(plan: OpPlan, out: Any, device: torch.device) -> tuple[Cause, str] | None:
+    """Evidence of a fallback in where a result lies; None where it lies on the device, or may lie elsewhere."""
+    # A `device=` argument may name another device, and a written argument lies where the program put it.
+    if plan.has_device or plan.mutated:
+        return None
+    first = out[0] if isinstance(out, (tuple, list)) and out else out
+    if isinstance(first, torch.Tensor) and first.device.type != device.type:
+        return Cause.SILENT_FALLBACK, f"the result lies on {first.device}, not on {device}"
+    return None
 
 
 def _defined_on_cpu(value: Value) -> Any:

@@ -20,7 +20,7 @@ from shadowrun.operators.cpu_only_ops import EQUIVALENTS
 from shadowrun.operators.vendor_ops import for_reference
 from shadowrun.platforms.streams import async_copies
 from shadowrun.replay.call import IN_GRAPH, CallRun, argument
-from shadowrun.replay.comparator import Comparator, result_on_other_device
+from shadowrun.replay.comparator import Comparator
 from shadowrun.replay.context import BUDGET, ReplayContext
 from shadowrun.replay.copies import (
     OverBudget,
@@ -32,7 +32,7 @@ from shadowrun.replay.copies import (
     tensors_in,
     written_to,
 )
-from shadowrun.replay.executor import Executor
+from shadowrun.replay.executor import Executor, result_on_other_device
 from shadowrun.replay.input_copies import may_run_again
 from shadowrun.replay.paths.pipeline import ThreadLocalState
 from shadowrun.replay.paths.platform_runs import PlatformRuns, refused

@@ -22,7 +22,6 @@ from shadowrun.operators.facts import facts
 from shadowrun.operators.vendor_ops import compared
 from shadowrun.platforms.unsupported import classify, limit_of_host
 from shadowrun.replay.call import CallRun, argument, run_own
-from shadowrun.replay.comparator import result_on_other_device
 from shadowrun.replay.context import BUDGET, CUSTOM, ReplayContext
 from shadowrun.replay.copies import (
     OverBudget,
@@ -35,6 +34,7 @@ from shadowrun.replay.copies import (
     tensors_in,
     written_to,
 )
+from shadowrun.replay.executor import result_on_other_device
 from shadowrun.replay.input_copies import TOO_LARGE, InputCopies, are_too_large, run_before_copies
 from shadowrun.replay.paths.platform_runs import refused
 from shadowrun.torch_private import schema_of
