@@ -141,6 +141,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 args = parser.parse_args(argv)
         if hasattr(args, "reads_and_runs"):
             args.reads, args.runs_calls = args.reads_and_runs(args)
+        if argv is None and not args.runs_program and not getattr(args, "free", None):
+            # Of all processes to come: torch's compiler starts some with `-c`, which import from the current folder.
+            os.environ["PYTHONSAFEPATH"] = "1"
         allowance = _limits_for(args)
         # Called by a test or a program, a command stays in its process.
         is_child = argv is None and (args.runs_calls or allowance is not None)

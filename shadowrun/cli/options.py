@@ -8,7 +8,7 @@ import datetime as dt
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from shadowrun.cli.output_options import add_output_arguments, check_outputs, print_report, wants_pictures
 from shadowrun.errors import UsageError
@@ -53,6 +53,12 @@ __all__ = [
     "wants_pictures",
     "words",
 ]
+
+# As `python -m`, but with the current folder behind all others: it may have a file of the name of a module.
+_RUN_MODULE: Final = (
+    "import os, runpy, sys; sys.path.append(os.getcwd()); "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
 
 
 def add_data_argument(parser: argparse.ArgumentParser) -> None:
@@ -205,7 +211,7 @@ def reset_command(targets: Iterable[str]) -> tuple[str, ...]:
 
     modules = filter(None, (backend_of(parse(target).device_type).reset for target in targets))
     # A module and no command line: what a package names is run by this Python, without a shell.
-    return next(((sys.executable, "-m", module) for module in modules), ())
+    return next(((sys.executable, "-P", "-c", _RUN_MODULE, module) for module in modules), ())
 
 
 def enable_simulation(target: str, flaws: list[str], preset: str | None, *, named: bool = True) -> None:

@@ -5,8 +5,10 @@ A data file cannot name one.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -57,19 +59,27 @@ def import_plugins(modules: Iterable[str], *, inherit: bool = False) -> None:
     """
     names = list(modules)
     here = os.getcwd()  # noqa: PTH109 - an entry of sys.path
-    added = here not in sys.path
-    if added:
-        # Last, so that a file of the working directory shadows no installed module.
-        sys.path.append(here)
-    try:
-        for name in names:
+    for name in names:
+        # Not for an installed one: what it imports if it is there, and torch's extensions, could be a file of this
+        # folder, which may be anyone's.
+        added = here not in sys.path and not _is_installed(name)
+        if added:
+            # Last, so that a file of the working directory shadows no installed module.
+            sys.path.append(here)
+        try:
             _import(name)
-    finally:
-        if added:  # the program that is run later does not see it
-            sys.path.remove(here)
+        finally:
+            if added:  # the program that is run later does not see it
+                sys.path.remove(here)
     if inherit and names:
         # By the environment, since processes of the command start without its arguments.
         os.environ[_INHERITED] = " ".join(names)
+
+
+def _is_installed(name: str) -> bool:
+    with contextlib.suppress(ImportError, ValueError):  # no name of a module, of which the import says more
+        return importlib.util.find_spec(name.partition(".")[0]) is not None
+    return False
 
 
 def inherited() -> list[str]:

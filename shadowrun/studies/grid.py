@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from shadowrun.recording.file_format.recording_file import read
 from shadowrun.recording.file_format.recording_writer import SUFFIX
 from shadowrun.report import save
 from shadowrun.report.document import Column, Document, Fact, Limits, Note, Records, Table
+from shadowrun.studies.isolation.process import own_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -187,7 +187,7 @@ def _record_one(
     path, log = folder / cell.file, folder / f"{cell.file}.log"
     # The recording of an earlier grid must not count where this process writes none.
     path.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "shadowrun", "record", "--platform", str(spec), "-o", str(path), *arguments]
+    command = [*own_command(), "record", "--platform", str(spec), "-o", str(path), *arguments]
     began = time.perf_counter()
     log.unlink(missing_ok=True)  # "x": a link of that name, in a folder from elsewhere, would be written through
     with log.open("xb") as output:

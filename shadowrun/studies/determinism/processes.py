@@ -9,6 +9,8 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from shadowrun.studies.isolation.process import own_command
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
@@ -46,7 +48,7 @@ class ProcessRun:
 def busy_machine(n: int) -> Iterator[None]:
     """Keep `n` processors busy by processes that compute nothing of use."""
     # Without `site`: a process of load need not import what an environment adds to each start of Python.
-    command = [sys.executable, "-S", "-c", _BUSY]
+    command = [sys.executable, "-P", "-S", "-c", _BUSY]
     processes = [subprocess.Popen(command) for _ in range(n)]  # noqa: S603 - our own text
     try:
         yield
@@ -72,7 +74,7 @@ def record_once(program: Sequence[str], folder: Path, threads: int, number: int)
     # On small inputs MKL would use fewer threads than it was set to.
     variables = dict.fromkeys(_THREAD_VARIABLES, str(threads)) | {"MKL_DYNAMIC": "FALSE"} if threads else {}
     done = subprocess.run(  # noqa: S603 - the user's own program
-        [sys.executable, "-m", "shadowrun", "record", "-o", str(path), *program],
+        [*own_command(), "record", "-o", str(path), *program],
         env=os.environ | variables,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

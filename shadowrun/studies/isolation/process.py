@@ -16,7 +16,7 @@ from typing import Any, Final
 from shadowrun.errors import PlatformError
 from shadowrun.studies.isolation.worker_progress import Step, StepReader, new_page, resident_bytes
 
-__all__ = ["WorkerProcess", "refuse_without_processes"]
+__all__ = ["WorkerProcess", "own_command", "refuse_without_processes"]
 
 # With the module path of this process: a worker has to find the same modules, those of `--import` too.
 _START: Final = (
@@ -24,6 +24,8 @@ _START: Final = (
     "from shadowrun.studies.isolation.worker_side import main;"
     "main(sys.argv[2], json.loads(sys.stdin.readline()), *map(int, sys.argv[3:]))"
 )
+# As the script `shadowrun`, whose own folder is in front of the path; with `-m` it is the current folder.
+_COMMAND: Final = "import sys; sys.path[0] = sys.argv.pop(1); from shadowrun.cli.main import main; sys.exit(main())"
 # The size of a pipe's buffer on Linux.
 _PIECE: Final = 1 << 16
 _HAS_PIPES = os.name == "posix"
@@ -42,6 +44,13 @@ def refuse_without_processes(what: str) -> None:
             f"A {what} runs in separate processes that inherit pipes, which only Linux and macOS support.",
             slug="no-worker",
         )
+
+
+def own_command() -> list[str]:
+    """``shadowrun`` in another process, which imports from where this one does: the current folder may be anyone's."""
+    if sys.flags.safe_path:
+        return [sys.executable, "-P", "-m", "shadowrun"]
+    return [sys.executable, "-c", _COMMAND, sys.path[0]]
 
 
 class WorkerProcess:
@@ -88,6 +97,8 @@ class WorkerProcess:
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
                 pass_fds=numbers,
+                # `-P` is for this process alone, and torch's compiler starts others with `-c`.
+                env=os.environ | {"PYTHONSAFEPATH": "1"},
                 # A group of its own, to end the processes that it starts together with it.
                 start_new_session=True,
             )

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -25,6 +24,7 @@ from shadowrun.recording.model import Kind
 from shadowrun.studies.classes.equivalence import classes_of, outputs_of
 from shadowrun.studies.classes.platforms import platforms_of
 from shadowrun.studies.grid import RECORDED, Cell, record_grid
+from shadowrun.studies.isolation.process import own_command
 from shadowrun.studies.mitigate.mitigations import conflicts, platform_under, why_not_applicable
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ class _Runner:
         path = self.folder / "seconds.json"
         # A run that fails leaves no file: the one of the run before it must not be read in its place.
         path.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "shadowrun", "mitigate", "--seconds", str(path), "--platforms", str(spec)]
+        command = [*own_command(), "mitigate", "--seconds", str(path), "--platforms", str(spec)]
         # Other options are of `record`, and nothing is recorded here.
         imports = [word for word in self.options if word.startswith("--import=")]
         subprocess.run(  # noqa: S603 - this interpreter, and the user's program

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from shadowrun.recording.file_format.recording_file import read
 from shadowrun.recording.model import NONE
 from shadowrun.studies.diff.compare import Outcome
 from shadowrun.studies.diff.recordings import diff_recordings
+from shadowrun.studies.isolation.process import own_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -77,7 +77,7 @@ def free_run(
     own = ["--platform", str(spec)] if spec.device_type == "cpu" and spec.settings else []
     with tempfile.TemporaryDirectory(prefix="shadowrun-") as folder:
         path = Path(folder) / "free.shadowrec"
-        command = [sys.executable, "-m", "shadowrun", "record", "-o", str(path), *own, *options, *program]
+        command = [*own_command(), "record", "-o", str(path), *own, *options, *program]
         # What it prints goes to standard error: standard output has the report.
         done = subprocess.run(  # noqa: S603 - this interpreter, and the user's program
             command, env=os.environ | settings.environment(spec.settings), stdout=_STDERR, check=False
