@@ -29,7 +29,7 @@ from shadowrun.cli import child_process, options
 from shadowrun.errors import ShadowrunError, UsageError, brief
 from shadowrun.limits import ResourceLimits
 from shadowrun.platforms.plugins import failed_autoload, import_plugins, inherited
-from shadowrun.report.sanitize import MAX_WHOLE, clip, replacing_unencodable
+from shadowrun.report.sanitize import MAX_WHOLE, clip, code_line, replacing_unencodable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -176,7 +176,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if refused := failed_autoload(error) or _unusable_path(error):
                 print(f"shadowrun: error: {clip(str(refused), MAX_WHOLE)} [{refused.command}]", file=sys.stderr)
                 return 2
-            traceback.print_exc()
+            for line in traceback.format_exc().splitlines():  # it ends with a text that may be a file's
+                print(f"  {code_line(line, MAX_WHOLE)}", file=sys.stderr)
             print("shadowrun: internal error: please report the lines above.", file=sys.stderr)
         return 2
     return status

@@ -11,13 +11,23 @@ import dataclasses
 import enum
 import re
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["MAX_WHOLE", "clip", "one_line", "print_line", "replacing_unencodable", "sanitize", "write_to_stdout"]
+__all__ = [
+    "MAX_WHOLE",
+    "clip",
+    "code_line",
+    "one_line",
+    "print_line",
+    "replacing_unencodable",
+    "sanitize",
+    "write_to_stdout",
+]
 
 MAX_NAME = 120
 MAX_TEXT = 400
@@ -110,11 +120,17 @@ def write_to_stdout(text: str) -> None:
 
 @contextlib.contextmanager
 def replacing_unencodable() -> Iterator[None]:
-    """While inside, standard output and error replace characters that their encodings lack.
+    """While inside, standard output and error replace characters that their encodings lack, and warnings are clean.
 
     Not while the user's program runs: its output must stay unchanged.
     """
-    changed = []
+    changed, plain = [], warnings.formatwarning
+
+    def cleaned(*what: Any, **more: Any) -> str:
+        # Python warns of the escape in a text of a file that is parsed, and prints it.
+        return clip(plain(*what, **more), MAX_WHOLE) + "\n"
+
+    warnings.formatwarning = cleaned
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -123,5 +139,6 @@ def replacing_unencodable() -> Iterator[None]:
     try:
         yield
     finally:
+        warnings.formatwarning = plain
         for reconfigure, errors in changed:
             reconfigure(errors=errors)

@@ -9,14 +9,16 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
+import shadowrun
 from shadowrun.cli.main import main
 from shadowrun.report.document import Document, Records, render
 from shadowrun.report.formats.json_csv import render_csv
-from shadowrun.report.sanitize import one_line, write_to_stdout
+from shadowrun.report.sanitize import one_line, replacing_unencodable, write_to_stdout
 from shadowrun.store import DataFile
 from shadowrun.studies.slowdown.calls import Call
 from shadowrun.studies.slowdown.table import Slowdown, slowdown_document
@@ -199,6 +201,24 @@ def test_no_name_is_markup_of_markdown(tmp_path, capsys):
 
 def test_of_errors(tmp_path, capsys):
     safe(said(capsys, "report", tmp_path / f"{EVIL.replace(chr(0), '')}.shadowrun"), "error")
+
+
+def test_of_warnings():
+    with replacing_unencodable():
+        safe(warnings.formatwarning(EVIL, UserWarning, EVIL, 1, EVIL), "a warning")
+    assert "\x1b" in warnings.formatwarning(EVIL, UserWarning, "x.py", 1, "")
+
+
+def test_of_an_error_of_our_own(run_file, monkeypatch, capsys):
+    def fails(*_, **__):
+        raise ValueError(EVIL)
+
+    monkeypatch.setattr(shadowrun, "load", fails)
+    assert main(["report", str(run_file)]) == 2
+    said = capsys.readouterr().err
+    assert "internal error" in said
+    assert f"in {fails.__name__}" in said
+    safe(said, "a traceback")
 
 
 def test_no_cell_of_a_table_is_a_formula(sweep_file, tmp_path, monkeypatch, capsys):
