@@ -347,3 +347,35 @@ def test_nothing_is_left_of_the_ring():
     del run
     gc.collect()
     assert mapped() == before
+
+
+def _foreach():
+    values = [torch.arange(1.0, 5), torch.ones(3)]
+    torch._foreach_sqrt(values)
+    torch._foreach_sqrt(values[:1])
+    torch._foreach_add_(values, 1.0)
+
+
+def _norms_that_want_few_gradients():
+    x = torch.arange(32.0).reshape(4, 8)
+    torch.nn.functional.layer_norm(x.clone().requires_grad_(), (8,)).square().sum().backward()
+    weight = torch.ones(8, requires_grad=True)
+    torch.nn.functional.layer_norm(x, (8,), weight).square().sum().backward()
+
+
+def _several():
+    x = torch.arange(10.0).reshape(5, 2)
+    torch.histogramdd(x, bins=[2, 2])
+    torch.aminmax(x)
+    x.sort()
+
+
+@pytest.mark.parametrize("program", [_foreach, _norms_that_want_few_gradients, _several])
+def test_lists_and_missing_results_are_compared_as_they_are(program):
+    """A list is one result, and so is a gradient that is not wanted: neither is a value in the ring."""
+    with shadowrun.compare(SPEC) as run:
+        program()
+    assert not list(run.internal_failures())
+    found = statuses(run)
+    assert len(found) > 2
+    assert not [pair for pair in found if pair[1] not in (Status.MATCH, Status.SKIPPED)]

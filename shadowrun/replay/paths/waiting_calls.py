@@ -138,7 +138,8 @@ class WaitingCalls:
 
     def _close(self, call: Call, own: CallRun, opened: RingCall, began: RngStates | None) -> None:
         values = own.values(call.plan)
-        while isinstance(closed := self._worker.close_call(opened, values), Room):
+        closed: Room | bool = _has_one_value_each(own, call.plan, opened, values)
+        while closed and isinstance(closed := self._worker.close_call(opened, values), Room):
             if not self._make_room():
                 closed = False
                 break
@@ -273,6 +274,15 @@ class WaitingCalls:
         finally:
             if now != then:
                 torchplatform.set_kernel_settings(now)
+
+
+def _has_one_value_each(own: CallRun, plan: OpPlan, opened: RingCall, values: list[Any]) -> bool:
+    """Whether each result is one value: lists (`_foreach_sqrt`) are taken apart, and missing gradients left out."""
+    wanted = opened.returns[1]
+    fresh = (own.out,) if plan.n_returns == 1 else own.out
+    return len(values) == len(wanted) + len(opened.written) and not any(
+        isinstance(fresh[i], (list, tuple)) for i in wanted
+    )
 
 
 def _run_of(plan: OpPlan, ring_call: RingCall, pristine: Arguments, values: list[Any], ns: int) -> CallRun:
