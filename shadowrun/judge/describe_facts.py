@@ -104,6 +104,8 @@ def _cancellation(row: OpFacts) -> Iterator[tuple[str, str, str]]:
         yield "absolute error", "a unit roundoff times extent and greatest input", "coordinates of samples are rounded"
     if row.log_likelihood_gradient:
         yield "absolute error", "a unit roundoff of exp(o) sum(g)", "g - exp(o) sum(g) cancels near o = 0"
+    if row.from_numbers:
+        yield "absolute error", f"a unit roundoff of {' and of '.join(row.from_numbers)}", "all elements come from them"
     if row.spectrum is not None:
         text = f"a unit roundoff of the norm of the matrix, for output {row.spectrum}"
         yield "absolute error", text, "Weyl: rounding the matrix moves each value by as much"

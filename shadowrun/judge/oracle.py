@@ -222,6 +222,7 @@ class Oracle:
     def _rewrite(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, perturb: bool) -> Any:
         schema = schema_of(self._case.func).arguments
         floats = any(t.is_floating_point() or t.is_complex() for t in tensors(args, kwargs))
+        numbers = self._case.facts.from_numbers
 
         def change(name: str, value: Any) -> Any:
             # An argument such as `dtype=torch.float16` would round the truth to that dtype.
@@ -232,13 +233,19 @@ class Oracle:
             # The CPU's softmax refuses this conversion.
             if name == "half_to_float":
                 return False
-            if perturb and type(value) is float and not (floats and float(np.float32(value)) == value):
+            held = type(value) is float and not (floats and float(np.float32(value)) == value)
+            if perturb and (held or (name in numbers and type(value) is int)):
                 # A device may hold a scalar in its compute dtype; exponents such as 2.0 must stay.
                 return value * (1 + self.roundoff * self._steps.uniform())
             return value
 
         changed = tuple(change(schema[i].name, a) for i, a in enumerate(args))
-        return changed, {k: change(k, v) for k, v in kwargs.items()}
+        by_name = {k: change(k, v) for k, v in kwargs.items()}
+        results = [v for v in self._case.expected if isinstance(v, torch.Tensor)]
+        if numbers and by_name.get("dtype") is None and all(v.is_floating_point() for v in results):
+            # No input is wider than the call's, and the default dtype would round the truth.
+            by_name["dtype"] = torch.float64
+        return changed, by_name
 
 
 class _Steps:

@@ -61,6 +61,8 @@ class OpFacts:
         squares_deviations: The error of the mean is squared: all that is left of constant data.
         rounds_coordinates: The position of a sample is rounded: an error of the size of the local slope.
         log_likelihood_gradient: ``g - exp(o) * sum(g)``: near o = 0 the terms cancel.
+        from_numbers: Numbers among the arguments from which it computes all elements, in the dtype of the result: each
+            may be off by a unit roundoff there, and so may what cancels.
         spectrum: Position of the eigenvalues or singular values: rounding the matrix moves all of them by as much.
         by_equation: Positions of the results that are judged by the equation that defines them.
         any_order: Positions of the results whose elements may come in any order.
@@ -122,6 +124,7 @@ class OpFacts:
     squares_deviations: bool = False
     rounds_coordinates: bool = False
     log_likelihood_gradient: bool = False
+    from_numbers: tuple[str, ...] = ()
     spectrum: int | None = None
     # What the definition leaves open
     by_equation: tuple[int, ...] = ()

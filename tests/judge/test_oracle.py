@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from shadowrun import Status
+from shadowrun.judge.judge import Judge
 from shadowrun.judge.oracle import MANY_RUNS, NoOracle, Oracle, _Steps, bytes_needed, n_terms, widen
 
 aten = torch.ops.aten
@@ -137,3 +139,23 @@ def test_memory_is_that_of_stored_values_and_of_tensors_without_strides(make_cas
     assert bytes_needed(replace(case, args=(nested,))) == 16 * 18 + results
     # The gap between two columns is copied too.
     assert bytes_needed(replace(case, args=(torch.ones(3, 4)[:, :2],))) == 16 * 10 + results
+
+
+@pytest.mark.parametrize(("start", "end"), [(-1, 2), (-1.0, 2.0)])
+def test_a_range_of_numbers_may_be_off_by_a_roundoff_of_its_ends(make_case, start, end):
+    """`linspace(-1, 2, 10)` passes 0: what cancels there is 0 or half a roundoff, by the instructions."""
+
+    def off_by(distance):
+        def on_target(*args, **kwargs):
+            out = torch.linspace(*args, **kwargs)
+            out[3] += distance
+            return out
+
+        return make_case(torch.ops.aten.linspace.default, on_target, start, end, 10)
+
+    right = float(torch.linspace(start, end, 10, dtype=torch.float64)[3] - torch.linspace(start, end, 10)[3])
+    for distance in (right, right + 2.0**-25, right - 2.0**-25):
+        if distance:
+            assert Judge()(off_by(distance))[0].status is Status.MATCH
+    assert Judge()(off_by(1e-5))[0].status is Status.MISMATCH
+    assert Judge()(off_by(-0.25))[0].status is Status.MISMATCH
