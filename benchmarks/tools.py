@@ -167,7 +167,9 @@ class _Ours:
         """That mismatches have another cause than the rounding of inputs to one dtype, or that there are none."""
         assert self._run is not None
         causes = {r.verdict.explanation for r in self._run.records() if r.verdict.status is shadowrun.Status.MISMATCH}
-        if len(causes) == 1 - (few and not causes) and all(cause.startswith(ROUNDED_INPUTS) for cause in causes):
+        if few and not causes:
+            return ""
+        if len(causes) == 1 and causes.pop().startswith(ROUNDED_INPUTS):
             return ""
         return f"mismatches were explained by {sorted(causes)}"
 
