@@ -16,6 +16,11 @@ enum { SR_FEW_BYTES = 64 << 10 };
  * are there for older and newer ones. */
 #if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__) && (defined(__linux__) || defined(__APPLE__))
 #define SR_HAS_X86_SETS 1
+#if defined(__clang__)
+#define SR_TARGET_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
+#else /* GCC would take half of a vector */
+#define SR_TARGET_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
+#endif
 #endif
 typedef enum { SR_PLAIN, SR_AVX2, SR_AVX512 } sr_instructions;
 

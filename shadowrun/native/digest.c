@@ -70,11 +70,7 @@ typedef void (*values_add)(SrValues *values, const unsigned char *at, size_t n);
 #include "digest_values_sets.h"
 
 #define INSTRUCTIONS avx512
-#if defined(__clang__)
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
-#else
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
-#endif
+#define TARGET SR_TARGET_AVX512
 #define HALVES(from, to) _mm512_storeu_ps((to), _mm512_cvtph_ps(_mm256_loadu_si256((const void *)(from))))
 #include "digest_values_sets.h"
 #endif
