@@ -379,3 +379,15 @@ def test_lists_and_missing_results_are_compared_as_they_are(program):
     found = statuses(run)
     assert len(found) > 2
     assert not [pair for pair in found if pair[1] not in (Status.MATCH, Status.SKIPPED)]
+
+
+def test_inputs_of_what_returns_lists_are_copied_to_the_ring_once_only(monkeypatch):
+    opened = []
+    open_ = RingCalls.open
+    monkeypatch.setattr(
+        RingCalls, "open", lambda self, call, *rest: (opened.append(call.name), open_(self, call, *rest))[1]
+    )
+    with shadowrun.compare(SPEC):
+        for _ in range(3):
+            torch._foreach_sqrt([torch.ones(3), torch.ones(2)])
+    assert opened.count("aten::_foreach_sqrt") == 1

@@ -74,6 +74,8 @@ class WaitingCalls:
     def __init__(self) -> None:
         self._jobs: deque[Job] = deque()
         self._recording = False
+        # Numbers of the plans whose results were lists: their inputs would be copied to the ring for nothing.
+        self._of_lists: set[int] = set()
         _all.add(self)
 
     def connect(self, path: CrossDevicePath) -> None:
@@ -106,7 +108,7 @@ class WaitingCalls:
             return None
         if action is not _REPLAY and (action is not _RANDOM or call.kwargs.get("generator") is not None):
             return None
-        if plan.name in EQUIVALENTS or plan.name in COUNTERPARTS:
+        if plan.name in EQUIVALENTS or plan.name in COUNTERPARTS or plan.index in self._of_lists:
             return None
         began = self._path.rng_states(call) if action is _RANDOM else None
         opened = with_isolated_warnings(self._open, (), (call, None if began is None else began.cpu))
@@ -138,7 +140,12 @@ class WaitingCalls:
 
     def _close(self, call: Call, own: CallRun, opened: RingCall, began: RngStates | None) -> None:
         values = own.values(call.plan)
-        closed: Room | bool = _has_one_value_each(own, call.plan, opened, values)
+        if _has_list(own, call.plan, opened):
+            self._of_lists.add(call.plan.index)
+        # A gradient that is not wanted is no value.
+        closed: Room | bool = call.plan.index not in self._of_lists and len(values) == len(opened.returns[1]) + len(
+            opened.written
+        )
         while closed and isinstance(closed := self._worker.close_call(opened, values), Room):
             if not self._make_room():
                 closed = False
@@ -276,13 +283,10 @@ class WaitingCalls:
                 torchplatform.set_kernel_settings(now)
 
 
-def _has_one_value_each(own: CallRun, plan: OpPlan, opened: RingCall, values: list[Any]) -> bool:
-    """Whether each result is one value: lists (`_foreach_sqrt`) are taken apart, and missing gradients left out."""
-    wanted = opened.returns[1]
+def _has_list(own: CallRun, plan: OpPlan, opened: RingCall) -> bool:
+    """Whether a result is a list (`_foreach_sqrt`), whose tensors would be taken for several results."""
     fresh = (own.out,) if plan.n_returns == 1 else own.out
-    return len(values) == len(wanted) + len(opened.written) and not any(
-        isinstance(fresh[i], (list, tuple)) for i in wanted
-    )
+    return any(isinstance(fresh[i], (list, tuple)) for i in opened.returns[1])
 
 
 def _run_of(plan: OpPlan, ring_call: RingCall, pristine: Arguments, values: list[Any], ns: int) -> CallRun:
