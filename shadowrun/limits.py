@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 __all__ = [
-    "CallInHand",
+    "CurrentCall",
     "ResourceLimits",
     "at_most_free",
     "bounded_memory",
-    "call_in_hand",
+    "current_call",
     "read_head",
     "read_text",
     "read_toml",
@@ -102,7 +102,7 @@ class ResourceLimits:
             resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
-class CallInHand:
+class CurrentCall:
     """The call of a file that this process makes, in memory that its parent shares: known after any death.
 
     Attributes:
@@ -127,7 +127,7 @@ class CallInHand:
         return number, self._page[self._HEAD.size : self._HEAD.size + n].decode("utf-8", "replace")
 
 
-call_in_hand: Final = CallInHand()
+current_call: Final = CurrentCall()
 """Of this process, and of the one that it was forked from."""
 
 

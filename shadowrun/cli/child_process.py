@@ -16,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from shadowrun.errors import ShadowrunError, UsageError
-from shadowrun.limits import bounded_memory, call_in_hand
+from shadowrun.limits import bounded_memory, current_call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,19 +105,19 @@ def _in_one_child(allowance: ResourceLimits | None) -> int | None:
 
 
 def _of() -> str:
-    op = call_in_hand.read()[1]
+    op = current_call.read()[1]
     return f" of {op}" if op else ""
 
 
 def _left_out(number: int) -> bool:
     """Note a call that ended the child, if the next child can leave it out."""
-    call, _ = call_in_hand.read()
-    ended = call_in_hand.ended
+    call, _ = current_call.read()
+    ended = current_call.ended
     # A file of many such calls costs a start for each. SIGKILL is memory: the next call would take it, too.
     if call < 0 or call in ended or len(ended) >= _MAX_CHILDREN or number not in _KERNEL_SIGNALS:
         return False
     ended[call] = f"it ended its process by {signal.Signals(number).name}"
-    call_in_hand.begin(-1, "")
+    current_call.begin(-1, "")
     return True
 
 

@@ -22,7 +22,7 @@ from shadowrun.intercept.untrusted.checked_calls import check_call
 from shadowrun.intercept.untrusted.op_allowlist import Refused, operator_named
 from shadowrun.judge.decision_trace import Trace, recorded_steps
 from shadowrun.judge.judge import Judge
-from shadowrun.limits import bounded_memory, call_in_hand
+from shadowrun.limits import bounded_memory, current_call
 from shadowrun.operators.vendor_ops import COUNTERPARTS, for_reference
 from shadowrun.platforms import parse
 from shadowrun.platforms.device import resolve
@@ -319,7 +319,7 @@ def captured_plan(call: captured_inputs.StoredCall, *, checked: bool) -> OpPlan:
             f"This torch has no operator {call.op}: import the library that brings it, or use the version of the run.",
             slug="no-repro",
         ) from None
-    call_in_hand.begin(-1, plan.name)
+    current_call.begin(-1, plan.name)
     try:
         check_call(plan.func, call.args, call.kwargs, checked=checked, stand_in=COUNTERPARTS.get(plan.name))
     except Refused as why:

@@ -84,7 +84,7 @@ class Sums:
         self.ref = self.target = 0.0
         self.ref_min = self.target_min = -1.0
 
-    def meet(self, first_seq: int, first_step: int, source: int) -> None:
+    def begin_run(self, first_seq: int, first_step: int, source: int) -> None:
         """Note that calls of a run follow, which begin with this one; runs follow one another."""
         if self.sources[-1] == source:
             return
@@ -148,7 +148,7 @@ def _add_piece(found: dict[Key, Sums], rows: list[tuple[Any, ...]], source: int,
             if sums is None:
                 found[context, outcome] = Sums(seq, step, source)
             else:
-                sums.meet(seq, step, source)
+                sums.begin_run(seq, step, source)
         piece[0].append(ref_ns)
         piece[1].append(target_ns)
     for (context, outcome), (refs, targets) in pieces.items():

@@ -107,7 +107,7 @@ def _add(found: dict[Key, Sums], calls: Calls, block: int, observe: Observe | No
         # Sorted by number within a group: a run's first call is where the run changes.
         firsts = at + np.flatnonzero(np.diff(sources[at : at + n], prepend=-1))
         for first_seq, first_step in calls[firsts][:, (_SEQ, _STEP)].astype(np.int64).tolist():
-            sums.meet(first_seq, first_step, first_seq // block)
+            sums.begin_run(first_seq, first_step, first_seq // block)
         sums.add(n, ref, target)
         if observe is not None:
             refs, targets = calls[at : at + n, _REF_US], calls[at : at + n, _TARGET_US]

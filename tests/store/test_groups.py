@@ -117,6 +117,6 @@ def test_many_runs_need_no_more_sums_than_one(tmp_path: Path, monkeypatch: pytes
 def test_the_first_call_of_many_runs_is_that_of_the_earliest_step() -> None:
     sums = groups.Sums(5, 3, 0)
     for seq, step, source in ((9, 0, 0), (2000, 1, 1), (4000, 1, 2), (6000, 2, 3)):
-        sums.meet(seq, step, source)
+        sums.begin_run(seq, step, source)
     # The second is of the run that the sums began with, whose first call is known.
     assert (sums.first_seq, sums.first_step, sums.sources) == (2000, 1, [0, 1, 2, 3])

@@ -66,17 +66,17 @@ def test_other_calls_alone_raise_nothing(recording):
 CHILD = """
 import os, signal, sys
 from shadowrun.cli import child_process
-from shadowrun.limits import call_in_hand
+from shadowrun.limits import current_call
 child_process._MAX_CHILDREN = 3
 n_made = 0
 if (ended := child_process.in_child()) is not None:
     sys.exit(ended)
 for call in range({n}):
-    if call not in call_in_hand.ended:
-        call_in_hand.begin(call, "aten::x")
+    if call not in current_call.ended:
+        current_call.begin(call, "aten::x")
         os.kill(os.getpid(), signal.{signal})
-call_in_hand.begin(-1, "")
-print(call_in_hand.ended)
+current_call.begin(-1, "")
+print(current_call.ended)
 """
 
 

@@ -184,7 +184,7 @@ def _check_no_process(*platforms: Platform) -> None:
 def _measured(chosen: _Chosen, target: Platform, ref: Platform, rounds: int, seed: int) -> list[TimedCall]:
     import warnings
 
-    from shadowrun.limits import call_in_hand
+    from shadowrun.limits import current_call
     from shadowrun.studies.slowdown.timing import TimedCall, measure
 
     with contextlib.ExitStack() as stack:
@@ -197,10 +197,10 @@ def _measured(chosen: _Chosen, target: Platform, ref: Platform, rounds: int, see
         measured = []
         for n_done, call in enumerate(chosen.calls):
             progress(n_done, text=call.op)
-            if why := call_in_hand.ended.get(n_done):
+            if why := current_call.ended.get(n_done):
                 measured.append(TimedCall(call.summary, failed=why))
                 continue
-            call_in_hand.begin(n_done, call.op)
+            current_call.begin(n_done, call.op)
             measured.append(measure(call, target, ref, rounds=rounds, seed=seed))
-            call_in_hand.begin(-1, "")
+            current_call.begin(-1, "")
         return measured

@@ -20,7 +20,7 @@ from shadowrun.intercept.plan import Action
 from shadowrun.intercept.torchapi import as_in_handler
 from shadowrun.intercept.untrusted.checked_calls import check_call
 from shadowrun.intercept.untrusted.op_allowlist import Refused
-from shadowrun.limits import bounded_memory, call_in_hand
+from shadowrun.limits import bounded_memory, current_call
 from shadowrun.operators.cpu_only_ops import EQUIVALENTS
 from shadowrun.operators.facts import facts
 from shadowrun.operators.vendor_ops import COUNTERPARTS, for_reference
@@ -130,7 +130,7 @@ def replay(
                 done.append(runner.run(call))
         except KeyboardInterrupt:  # what was found until then is reported
             pass
-        call_in_hand.begin(-1, "")
+        current_call.begin(-1, "")
         names = str(replayer.target.platform), str(replayer.ref.platform)
     _judge_by_digests(values, runner, done)
     return Replay(
@@ -212,10 +212,10 @@ class _Runner:
         done = ReplayedCall(call, int(self._recording.calls["step"][call]), context, Outcome.NOT_RUN)
         done.is_output = any(row in self._recording.outputs for row in self._recording.results_of(call))
         self._n += 1
-        if call in call_in_hand.ended:
-            done.outcome, done.why = Outcome.RAISED, call_in_hand.ended[call]
+        if call in current_call.ended:
+            done.outcome, done.why = Outcome.RAISED, current_call.ended[call]
             return done
-        call_in_hand.begin(call, context.op)
+        current_call.begin(call, context.op)
         plan = self._plan(context.op)
         if isinstance(plan, str):
             done.why = plan
