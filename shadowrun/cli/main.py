@@ -18,7 +18,6 @@ import argparse
 import contextlib
 import functools
 import importlib
-import itertools
 import os
 import sys
 import traceback
@@ -193,9 +192,9 @@ def _check_options(words: Sequence[str]) -> None:
     """
     if words and words[0] in RUN_PROGRAM:  # nearly all words are the program's
         return
-    # Behind `--` all are names of files, and behind `--free` the words of a program.
-    own = itertools.takewhile(lambda word: word not in ("--", "--free"), words)
-    for word in own:
+    # Behind `--` all are names of files, and behind `--free` the words of a program: both words are options too.
+    ends = next((n for n, word in enumerate(words) if word in ("--", "--free")), len(words))
+    for word in words[: ends + 1]:
         if len(word) > 1 and word.startswith("-") and os.path.lexists(word):
             raise UsageError(
                 f"{word!r} is an option, and the name of a file in this folder, which a pattern such as * may have put "

@@ -44,6 +44,8 @@ def here(tmp_path, monkeypatch):
         ("diff *", "--import"),
         ("zoo add exported *.pt2", "--import=evil.pt2"),
         ("campaign combine c *.shadowcampaign", "--import=evil.shadowcampaign"),
+        ("replay --target cpu *", "--free"),  # which runs the next file of the folder
+        ("classes *", "--"),
     ],
 )
 def test_no_file_is_an_option(capsys, pattern, name):
