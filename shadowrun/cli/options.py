@@ -47,7 +47,6 @@ __all__ = [
     "positive_float",
     "positive_int",
     "print_report",
-    "refuse_links",
     "require_program",
     "reset_command",
     "wants_pictures",
@@ -257,20 +256,6 @@ def is_simulated(args: argparse.Namespace, *, needs_target: bool = True) -> bool
             slug="missing-target",
         )
     return simulated
-
-
-def refuse_links(*folders: Path) -> None:
-    """Refuse to write into folders that are links: a file from elsewhere may come with one, which leads anywhere.
-
-    Raises:
-        UsageError: One is.
-    """
-    for folder in folders:
-        if folder.is_symlink():
-            raise UsageError(
-                f"{str(folder)!r} is a link, which is not followed: remove it, or choose another folder with -o.",
-                slug="bad-option",
-            )
 
 
 def words(text: str) -> list[str]:

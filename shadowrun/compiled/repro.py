@@ -38,7 +38,7 @@ from shadowrun.repro.minimise import minimised
 from shadowrun.repro.platform_setup import check_harmless
 from shadowrun.repro.quoting import code, dotted_name, graph_function, joined
 from shadowrun.repro.script import Repro, ReproOptions, ScriptSpec, publish, versions_text
-from shadowrun.store.atomic_write import write_text
+from shadowrun.store.atomic_write import refuse_links, write_text
 from shadowrun.store.captured_inputs import NotStorable
 from shadowrun.types import Status
 
@@ -82,7 +82,7 @@ def write_repros(report: CompileReport, folder: Path, *, time_limit_s: float) ->
         time_limit_s: For making the inputs of one smaller.
 
     Raises:
-        UsageError: A script cannot name the backend.
+        UsageError: A script cannot name the backend, or a folder in `folder` is a link.
     """
     compile_spec = report.compile_spec
     wanted = list(_wanted(report))
@@ -94,6 +94,7 @@ def write_repros(report: CompileReport, folder: Path, *, time_limit_s: float) ->
         for k, (region, culprit) in enumerate(wanted, start=1):
             what = culprit.op if culprit is not None else "graph"
             place = folder / f"{k:02}-{what}-{region.outcome.replace(' ', '-')}"
+            refuse_links(place)
             assert region.shown is not None
             seen = f"{report.name}, {region.name}"
             maker = GraphScriptMaker(

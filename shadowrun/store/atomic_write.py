@@ -12,11 +12,13 @@ import os
 import secrets
 from typing import IO, TYPE_CHECKING
 
+from shadowrun.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["atomic_write", "check_replaceable", "write_text"]
+__all__ = ["atomic_write", "check_replaceable", "refuse_links", "write_text"]
 
 
 def check_replaceable(path: Path) -> None:
@@ -30,6 +32,20 @@ def check_replaceable(path: Path) -> None:
     # `/dev/stdout` is a link to what may be a file.
     if is_special or folder == "/dev" or folder.startswith(("/dev/fd", "/proc/")):
         raise OSError(errno.EINVAL, "it is no regular file, and is not replaced", str(path))
+
+
+def refuse_links(*folders: Path) -> None:
+    """Refuse to write into folders that are links: a folder from elsewhere may come with one, which leads anywhere.
+
+    Raises:
+        UsageError: One is.
+    """
+    for folder in folders:
+        if folder.is_symlink():
+            raise UsageError(
+                f"{str(folder)!r} is a link, which is not followed: remove it, or choose another folder.",
+                slug="bad-option",
+            )
 
 
 @contextlib.contextmanager

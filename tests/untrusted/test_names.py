@@ -11,12 +11,14 @@ import pytest
 import torch
 
 import shadowrun
+from shadowrun.cli.commands import compile  # noqa: A004 - the command
 from shadowrun.cli.main import main
 from shadowrun.errors import UsageError
 from shadowrun.report.dataframes import write_records
 from shadowrun.store.atomic_write import check_replaceable
 from shadowrun.store.captured_inputs import StoredCall, clear, folder_of, save
 from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
+from tests.compiled import faulty, models
 from tests.untrusted.test_limits import run_file
 
 PRECIOUS = "precious\n"
@@ -28,6 +30,26 @@ pytestmark = pytest.mark.usefixtures("here")
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
+
+# -- links in a folder of scripts ---------------------------------------------------------------------------
+
+
+@needs_links
+@pytest.mark.parametrize("linked", ["", "01-aten.tanh.default-mismatch"])
+def test_a_script_of_a_compiled_graph_goes_through_no_link(capsys, linked):
+    """Of `compile --repro DIR`, and of a campaign's folder of scripts, which may have been there before."""
+    module, x = models.make("gated")
+    report = shadowrun.compile_check(module, x, backend=faulty.tanh_is_wrong, ladder=False)
+    torch._dynamo.reset()
+    Path("there").mkdir()
+    Path("there/repro.py").write_text(PRECIOUS)
+    place = Path("scripts", linked)
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to(Path("there").absolute())
+    compile._write_repros([report], Path("scripts"))
+    assert "is a link, which is not followed" in capsys.readouterr().out
+    assert [p.read_text() for p in Path("there").iterdir()] == [PRECIOUS]
 
 
 # -- names that are options --------------------------------------------------------------------------------

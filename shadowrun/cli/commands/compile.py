@@ -26,6 +26,7 @@ from shadowrun.cli.commands.repro import print_script
 from shadowrun.cli.progress import progress_bar
 from shadowrun.errors import UsageError
 from shadowrun.report.sanitize import replacing_unencodable
+from shadowrun.store.atomic_write import refuse_links
 
 if TYPE_CHECKING:
     import argparse
@@ -203,7 +204,9 @@ def _report_data(report: CompileReport) -> dict[str, Any]:
 def _write_repros(reports: list[CompileReport], folder: Path) -> None:
     for k, report in enumerate(reports):
         try:
-            scripts = report.repro(folder / f"{k + 1:02}-{report.name}" if len(reports) > 1 else folder)
+            own = folder / f"{k + 1:02}-{report.name}" if len(reports) > 1 else folder
+            refuse_links(folder, own)
+            scripts = report.repro(own)
         except UsageError as error:  # other functions can still have scripts
             print(f"{report.name}: no script. {error}")
             continue

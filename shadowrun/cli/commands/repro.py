@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 from shadowrun.cli import options
 from shadowrun.errors import ShadowrunError, UsageError
 from shadowrun.report.sanitize import clip, one_line
+from shadowrun.store.atomic_write import refuse_links
 
 if TYPE_CHECKING:
     import argparse
@@ -209,7 +210,7 @@ def _write(
         folder = Path(args.output) / short[:_MAX_NAME]
         print(f"{number}. {clip(title, _MAX_SHOWN)}: ", end="", flush=True)
         try:
-            options.refuse_links(Path(args.output), folder)
+            refuse_links(Path(args.output), folder)
             repro = write(number, folder)
         except ShadowrunError as error:  # other findings can still have scripts
             print(f"no script. {one_line(str(error))}")

@@ -139,6 +139,7 @@ def _repro(args: argparse.Namespace) -> int:
 
     from shadowrun import report
     from shadowrun.report.document import render
+    from shadowrun.store.atomic_write import refuse_links
     from shadowrun.studies.campaign.campaign_folder import CampaignFolder
     from shadowrun.studies.campaign.causes.cause_report import SCRIPTS, cause_document, folder_name
     from shadowrun.studies.campaign.causes.script_jobs import write_scripts
@@ -153,7 +154,7 @@ def _repro(args: argparse.Namespace) -> int:
         print("There are no root causes.")
         return 0
     out = Path(args.output) if args.output else folder.path / SCRIPTS
-    options.refuse_links(out, *(out / folder_name(c.signature) for _, c in chosen))
+    refuse_links(out, *(out / folder_name(c.signature) for _, c in chosen))
     recipes = _recipes(store, [c.smallest.number for _, c in chosen])
     written = 0
 
