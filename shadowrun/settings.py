@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import datetime as dt
 import difflib
+import os
 import re
 import sys
+import warnings
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shadowrun.errors import UsageError, brief
-from shadowrun.limits import read_toml
+from shadowrun.errors import ShadowrunWarning, UsageError, brief
+from shadowrun.limits import read_head, read_toml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from os import PathLike
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "known_lines",
     "read_settings",
     "tolerance_rules",
+    "upward",
 ]
 
 DATA_FILE = ".shadowrun"
@@ -55,6 +58,8 @@ NEW, WORSE = "new", "worse"
 
 # A pattern of a million brackets took `fnmatch` hours.
 _MAX_PATTERN = 1000
+# Bytes of a file of another user that are searched for our name.
+_MAX_HEAD = 1 << 20
 LEDGER = "shadowrun.toml"
 _PYPROJECT, _OWN = "pyproject.toml", LEDGER
 # Settings in a platform's name: ``[threads=1]`` is no set of characters.
@@ -250,19 +255,41 @@ def known_lines(tables: Any, text: str, path: Path) -> list[KnownLine]:
 
 def _nearest(start: Path) -> list[Path]:
     """``pyproject.toml`` with the table, then ``shadowrun.toml``: its rules come last, and so decide."""
-    folders = (start, *start.parents)
     # A pyproject.toml without the table is passed over: a subproject may be in a project that has one.
-    with_table = (path for path in _existing(folders, _PYPROJECT) if _table(path)[1])
-    return [path for path in (next(with_table, None), next(_existing(folders, _OWN), None)) if path is not None]
+    with_table = (path for path in upward(_PYPROJECT, start) if _table(path)[1])
+    return [path for path in (next(with_table, None), next(upward(_OWN, start), None)) if path is not None]
 
 
-def _existing(folders: Iterable[Path], name: str) -> Iterator[Path]:
-    for folder in folders:
+def upward(name: str, start: Path) -> Iterator[Path]:
+    """Files of a name in a folder and above it, but none that another user has put there.
+
+    Args:
+        name: Of the file.
+        start: The folder.
+    """
+    for path in (folder / name for folder in (start, *start.parents)):
         try:
-            if (folder / name).is_file():
-                yield folder / name
+            if not path.is_file():
+                continue
+            if _belongs_here(path, start):
+                yield path
+            # Any project may have a `pyproject.toml`: a word on it only where it may be about us.
+            elif b"shadowrun" in name.encode() + read_head(path, _MAX_HEAD):
+                warnings.warn(
+                    f"{brief(str(path))} is not read: another user has put it there, and settings can start programs. "
+                    "If you trust it, name it (--settings FILE, settings=FILE, --ledger FILE).",
+                    ShadowrunWarning,
+                    stacklevel=2,
+                )
         except OSError:  # a folder above may be unreadable: it cannot have settings for us
             continue
+
+
+def _belongs_here(path: Path, start: Path) -> bool:
+    """Whether a file, and the link to it, are the user's own, the system's, or of the owner of a folder."""
+    # In a container, a project often belongs to another user than the process, and all of it to one.
+    owners = {0, start.stat().st_uid, os.geteuid() if hasattr(os, "geteuid") else 0}
+    return {path.lstat().st_uid, path.stat().st_uid} <= owners
 
 
 def _table(path: Path) -> tuple[str, Mapping[str, Any]]:

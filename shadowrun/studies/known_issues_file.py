@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from shadowrun.errors import UsageError
 from shadowrun.report.sanitize import MAX_NAME, clip
-from shadowrun.settings import LEDGER, read_settings
+from shadowrun.settings import LEDGER, read_settings, upward
 from shadowrun.store.atomic_write import check_replaceable
 
 if TYPE_CHECKING:
@@ -43,9 +43,7 @@ class NewLine:
 
 def nearest_ledger() -> Path:
     """The nearest ``shadowrun.toml`` from the working directory upward, or one to make here."""
-    here = Path.cwd()
-    found = (folder / LEDGER for folder in (here, *here.parents))
-    return next((path for path in found if path.is_file()), Path(LEDGER))
+    return next(upward(LEDGER, Path.cwd()), Path(LEDGER))
 
 
 def add_lines(path: Path, lines: Sequence[NewLine], expires: dt.date | None = None) -> None:

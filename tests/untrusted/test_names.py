@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import stat
 import sys
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,8 +18,10 @@ from shadowrun.cli.commands import compile  # noqa: A004 - the command
 from shadowrun.cli.main import main
 from shadowrun.errors import UsageError
 from shadowrun.report.dataframes import write_records
+from shadowrun.settings import Settings, read_settings
 from shadowrun.store.atomic_write import check_replaceable
 from shadowrun.store.captured_inputs import StoredCall, clear, folder_of, save
+from shadowrun.studies.known_issues_file import nearest_ledger
 from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
 from tests.compiled import faulty, models
 from tests.untrusted.test_limits import run_file
@@ -50,6 +55,55 @@ def test_a_script_of_a_compiled_graph_goes_through_no_link(capsys, linked):
     compile._write_repros([report], Path("scripts"))
     assert "is a link, which is not followed" in capsys.readouterr().out
     assert [p.read_text() for p in Path("there").iterdir()] == [PRECIOUS]
+
+
+# -- settings above the working folder --------------------------------------------------------------------
+
+
+@needs_links
+@pytest.mark.parametrize("name", ["shadowrun.toml", "pyproject.toml"])
+def test_settings_of_another_user_are_not_read(tmp_path, monkeypatch, name):
+    """Below a folder like `/tmp` they could start any program, as the platform of a run."""
+    own, head = Path.lstat, "[tool.shadowrun.run]\n" if name == "pyproject.toml" else "[run]\n"
+    (tmp_path / name).write_text(head + 'target = "cpu[python=/tmp/evil]"\n')
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    assert read_settings().run == {"target": "cpu[python=/tmp/evil]"}
+    assert nearest_ledger() == (tmp_path / name if name == "shadowrun.toml" else Path("shadowrun.toml"))
+
+    def by_another(path):
+        return SimpleNamespace(st_uid=12345) if path == tmp_path / name else own(path)
+
+    monkeypatch.setattr(Path, "lstat", by_another)
+    with pytest.warns(shadowrun.ShadowrunWarning, match="another user has put it there"):
+        assert read_settings() == Settings()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert nearest_ledger() == Path("shadowrun.toml")
+
+
+@needs_links
+def test_settings_belong_to_the_user_the_system_or_the_owner_of_the_folder(tmp_path, monkeypatch):
+    """A project in a container often belongs to another user than the process."""
+    own = Path.stat
+
+    def by_another(path, **how):
+        facts = list(own(path, **how))
+        facts[stat.ST_UID] = 12345
+        return os.stat_result(facts)
+
+    monkeypatch.setattr(Path, "stat", by_another)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "shadowrun.toml").write_text('[run]\ntarget = "npu"\n')
+    assert read_settings(start=tmp_path / "mine").run == {"target": "npu"}
+
+
+@needs_links
+@pytest.mark.filterwarnings("error")
+def test_a_project_of_another_user_that_is_not_about_us_needs_no_word(tmp_path, monkeypatch):
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    monkeypatch.setattr("shadowrun.settings._belongs_here", lambda *_: False)
+    assert read_settings(start=tmp_path) == Settings()
 
 
 # -- names that are options --------------------------------------------------------------------------------
