@@ -28,8 +28,10 @@ from shadowrun.settings import read_settings
 from shadowrun.store import DataFile
 from shadowrun.store.salvage import OnDisk, Pages
 from shadowrun.studies.classes.import_published import read_published
+from shadowrun.studies.slowdown.calls import read_mix
 from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part
 from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
+from shadowrun.studies.sweep.recorded_calls import read_calls
 from shadowrun.types import Cause, Phase, RunInfo, Status, Verdict
 
 LONG = 100_000
@@ -169,6 +171,25 @@ def test_contexts_of_an_operator_with_a_long_name():
         ("update site set text = ?", "b" * LONG),
     )
     assert taken(lambda: shadowrun.load(path).findings()) < 60 * LONG
+
+
+@pytest.mark.parametrize("read", [read_calls, read_mix])
+def test_calls_that_are_rebuilt_take_no_disk(read):
+    """SQLite sorted them by name, in temporary files: a file of 2 MB took 30 GB."""
+    path = run_file()
+    columns = "i + 10, op_id, 'f32[' || i || ']', dtypes, shapes, module, phase, site_id, device"
+    edit(
+        path,
+        (many(MANY, columns, "context"),),
+        (many(MANY, "i, 0, i + 10, verdict_id, 1, 1, null, null", "call"),),
+        ("update op set name = ?", "aten::" + "a" * LONG),
+    )
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40 * LONG, hard))
+    try:
+        read(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_calls_of_a_context_with_long_texts():

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from shadowrun.cli import options
 from shadowrun.errors import ShadowrunError, UsageError
-from shadowrun.report.sanitize import clip, one_line
+from shadowrun.report.sanitize import MAX_WHOLE, clip, one_line
 from shadowrun.store.atomic_write import refuse_links
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def _write(
             refuse_links(Path(args.output), folder)
             repro = write(number, folder)
         except ShadowrunError as error:  # other findings can still have scripts
-            print(f"no script. {one_line(str(error))}")
+            print(f"no script. {clip(str(error), MAX_WHOLE)}")
             continue
         written += 1
         print_script(repro)

@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 __all__ = ["Call", "CallMix", "Entry", "entries", "names_of", "read_mix"]
 
 # A run in memory folds its oldest matches: of these only the number of each context is kept.
+# By the number of the operator: SQLite would write a name of a megabyte to the disk for each of its contexts.
 _CALLS = """
-select op.name, inputs, max(shapes), sum(n) from (
+select op_id, inputs, max(shapes), sum(n) from (
     select context_id, count(*) as n from call group by context_id
     union all select context_id, n from folded
-) join context on context.id = context_id join op on op.id = op_id
-group by op.name, inputs order by 4 desc, 1, 2
+) join context on context.id = context_id
+group by op_id, inputs
 """
 
 
@@ -103,8 +104,9 @@ def read_mix(path: Path) -> CallMix:
     """
     # Grouped by the text of the inputs: lists that it shortens alike count as one call.
     data = DataFile.open(path)
-    rows = data.query(_CALLS)
-    calls = tuple(Call(op, inputs, n, shapes) for op, inputs, shapes, n in rows if not op.startswith(REGION))
+    names = dict(data.query("select id, name from op"))
+    rows = [Call(names[op], inputs, n, shapes) for op, inputs, shapes, n in data.query(_CALLS)]
+    calls = tuple(sorted((c for c in rows if not c.op.startswith(REGION)), key=lambda c: (-c.n, c.op, c.inputs)))
     (n_steps,) = next(iter(data.query("select count(distinct step) from step")))
     return CallMix(calls, max(1, n_steps), data.info.target, data.info.ref)
 

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_BYTES", "UnreadableCall", "function", "read_calls", "sample"]
 
-_CALLS = "select distinct op.name, inputs, dtypes from context join op on op.id = op_id order by op.name, inputs"
+# By number: with its name in each row, SQLite would write a name of a megabyte to the disk as often as it was called.
+_CALLS = "select distinct op_id, inputs, dtypes from context order by op_id, inputs"
 # Each pattern takes time in proportion to the text, which an untrusted file may make a megabyte long.
 _SHAPE = re.compile(r"\[([\d, ]*)\]")
 _TENSOR = re.compile(r"([a-z]\w*)\[([\d, ]*)\]")
@@ -60,7 +61,9 @@ def read_calls(path: Path) -> dict[tuple[str, str], list[str]]:
     """
     data = DataFile.open(path)
     texts: dict[tuple[str, str], dict[str, None]] = {}  # not lists: a file may have a million inputs of one operator
-    for op, inputs, dtypes in data.query(_CALLS):
+    names = dict(data.query("select id, name from op"))
+    for number, inputs, dtypes in sorted(data.query(_CALLS), key=lambda row: names[row[0]]):
+        op = names[number]
         short = dtypes.partition(",")[0]
         dtype = _dtypes().get(short)
         texts.setdefault((op, str(dtype).removeprefix("torch.") if dtype else short or "any"), {})[inputs] = None
