@@ -3,8 +3,9 @@
 `explain`, `repro`, `slowdown` and `replay` run calls of a file. Inputs of such a call can make a kernel divide by zero
 or read where there is no memory, and then no exception is raised. Commands that only read have bounds on memory and
 processor time, of which the system enforces the second by a signal. Where calls have numbers (`replay`, `slowdown`),
-the death of the child is the result of the call that it made, and another child makes the others. The child is forked
-before torch is imported: a later fork would inherit locks of threads, and an accelerator that it cannot use.
+the death of the child is the result of the call that it made, and another child makes the others. A command with worker
+processes of its own (`sweep`) has its files read once by a child first. The child is forked before torch is imported: a
+later fork would inherit locks of threads, and an accelerator that it cannot use.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from shadowrun.errors import ShadowrunError, UsageError
 from shadowrun.limits import bounded_memory, current_call
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from shadowrun.limits import ResourceLimits
 
-__all__ = ["in_child", "with_limits"]
+__all__ = ["check_costs", "in_child", "with_limits"]
 
 _FORWARDED = ("SIGTERM", "SIGHUP")
 _BY_KERNELS = ("SIGSEGV", "SIGFPE", "SIGBUS", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS")
@@ -32,6 +33,7 @@ _ENDED_BY_CALLS = (*_BY_KERNELS, "SIGKILL")
 _KERNEL_SIGNALS = {int(getattr(signal, name)) for name in _BY_KERNELS if hasattr(signal, name)}
 _MAX_CHILDREN = 20
 _AGAIN = -1000  # no exit status
+_TOO_COSTLY = 9
 
 
 def in_child(allowance: ResourceLimits | None = None) -> int | None:
@@ -79,11 +81,11 @@ def _in_one_child(allowance: ResourceLimits | None) -> int | None:
         signal.signal(number, forward)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if status >= 0:
-        return status
     for number in forwarded:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, of_interrupt or signal.default_int_handler)
+    if status >= 0:
+        return status
     if allowance is None and _left_out(-status):
         return _AGAIN
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -102,6 +104,36 @@ def _in_one_child(allowance: ResourceLimits | None) -> int | None:
         "has inputs that a kernel does not check, or took all memory. `shadowrun report` runs no call.",
         slug="calls-ended-process",
     )
+
+
+def check_costs(read: Callable[[], object], allowance: ResourceLimits) -> None:
+    """Read files in a child with bounds, for a command that then reads them without, since it does more than read.
+
+    Args:
+        read: Reads them.
+        allowance: The bounds.
+
+    Raises:
+        ShadowrunError: They cost more.
+        KeyboardInterrupt: Ctrl-C ended the child.
+    """
+    if not hasattr(os, "fork"):
+        return
+    ended = in_child(allowance)
+    if ended is None:
+        ended = 0
+        try:
+            with with_limits(allowance):
+                read()
+        except ShadowrunError as error:  # of any other fault, the command itself will have to say more
+            ended = _TOO_COSTLY if error.slug == "file-too-costly" else 0
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            os._exit(ended)
+    if ended == _TOO_COSTLY:
+        raise _too_costly(allowance)
 
 
 def _of() -> str:

@@ -113,7 +113,9 @@ def build_parser() -> argparse.ArgumentParser:
         command.set_defaults(defaults=functools.partial(module.set_defaults, command) if name == "run" else None)
         if hasattr(module, "reads_and_runs"):  # what it does depends on its action
             command.set_defaults(reads_and_runs=module.reads_and_runs)
-        if name in READ:
+        if hasattr(module, "read_first"):  # it has worker processes, so that its own process has no bounds
+            command.set_defaults(read_first=module.read_first)
+        if name in READ or hasattr(module, "read_first"):
             options.add_no_limits_argument(command)
     return parser
 
@@ -144,6 +146,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             # Of all processes to come: torch's compiler starts some with `-c`, which import from the current folder.
             os.environ["PYTHONSAFEPATH"] = "1"
         allowance = _limits_for(args)
+        if argv is None and hasattr(args, "read_first") and not args.no_limits:
+            child_process.check_costs(functools.partial(args.read_first, args), ResourceLimits.for_files(_words(args)))
         # Called by a test or a program, a command stays in its process.
         is_child = argv is None and (args.runs_calls or allowance is not None)
         if is_child and (ended := child_process.in_child(allowance)) is not None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from shadowrun.store.datafile import DataFile
 
-__all__ = ["REGION", "first_mismatch", "read_diffs", "read_records"]
+__all__ = ["REGION", "distinct_calls", "first_mismatch", "read_diffs", "read_records"]
 
 REGION = "compiled::"
 """Namespace of compiled regions, which are recorded like operators."""
@@ -37,6 +37,9 @@ _FIRST_MISMATCH = """
 select call.seq from call join verdict on verdict.id = verdict_id join outcome on outcome.id = outcome_id
 where status = 'mismatch' and context_id not in ({excused}) order by step, call.seq % ?, call.seq limit 1
 """
+
+# By number: with its name in each row, SQLite would write a name of a megabyte to the disk as often as it was called.
+_DISTINCT = "select distinct op_id, inputs, dtypes from context order by op_id, inputs"
 
 # `cross join` fixes the join order: the few calls that are asked for come first.
 _DIFFS = f"""
@@ -96,6 +99,17 @@ def first_mismatch(data: DataFile, excused: Collection[int] = ()) -> OpRecord | 
     sql = _FIRST_MISMATCH.format(excused=", ".join(map(str, excused)))
     found = next(data.query(sql, (data.block,)), None)
     return None if found is None else next(read_records(data, seq=found[0]))
+
+
+def distinct_calls(data: DataFile) -> list[tuple[str, str, str]]:
+    """Operator, inputs and dtypes of all different calls, by name and inputs.
+
+    Raises:
+        DataFileError: The file is damaged.
+    """
+    names = dict(data.query("select id, name from op"))
+    calls = [(names[op], inputs, dtypes) for op, inputs, dtypes in data.query(_DISTINCT)]
+    return sorted(calls, key=lambda call: call[0])
 
 
 def read_diffs(data: DataFile, numbers: Iterable[int]) -> dict[int, list[TensorDiff]]:

@@ -123,6 +123,39 @@ def test_time_of_a_command_that_reads_is_bounded():
     assert "file-too-costly" in ended.stderr
 
 
+@linux
+@pytest.mark.parametrize("costly", ["bytearray(200 << 20)", "re.match('(a*)*b', 'a' * 60)"])
+def test_a_sweep_has_its_files_read_in_bounds_first(costly):
+    """In its own process, beside its workers, they have none."""
+    run_file()
+    code = (
+        "import sys, re, shadowrun.cli.studies.sweep as sweep\n"
+        "from shadowrun import limits\n"
+        "limits._SECONDS, limits._MEMORY = 1, 1 << 20\n"
+        f"sweep.read_first = lambda args: {costly}\n"
+        "from shadowrun.cli.main import main; sys.exit(main())"
+    )
+    words = [sys.executable, "-c", code, "sweep", "--from", "x.shadowrun", "--target", "sim", "--list"]
+    ended = subprocess.run(words, check=False, capture_output=True, text=True, timeout=100)
+    assert (ended.returncode, ended.stdout) == (2, ""), ended
+    assert "file-too-costly" in ended.stderr
+    unbounded = subprocess.run([*words, "--no-limits"], check=False, capture_output=True, text=True, timeout=100)
+    assert unbounded.returncode == 0, unbounded
+    assert "aten::cat" in unbounded.stdout
+
+
+@pytest.mark.parametrize("damaged", ["x.shadowrun", "x.shadowcov", "c/campaign.json"])
+def test_what_is_read_first(damaged):
+    run_file()
+    CoverageFile.begin(Path("x.shadowcov"), SweepInfo("npu", "cpu")).close()
+    Path("c").mkdir()
+    Path(damaged).write_bytes(b"no such file")
+    words = "campaign resume c" if damaged.startswith("c") else "sweep --file x.shadowcov --from x.shadowrun"
+    args = cli.build_parser().parse_args(words.split())
+    with pytest.raises(DataFileError, match=damaged):
+        args.read_first(args)
+
+
 @pytest.mark.parametrize("name", cli.READ)
 def test_each_command_that_reads_has_the_option(name, capsys):
     with pytest.raises(SystemExit):

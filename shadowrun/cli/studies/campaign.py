@@ -103,8 +103,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         options.add_import_argument(action)
         # Of this action, not of the command: the others read only, or have workers of their own.
         action.set_defaults(act=act, runs_calls=name in campaign_findings.RUNS_CALLS, reads=name in _READ)
-        if name in _READ:
+        if name in _READ or name == "resume":
             options.add_no_limits_argument(action)
+        if name == "resume":  # it has worker processes, so that its own process has no bounds
+            action.set_defaults(read_first=_read_first)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -207,6 +209,12 @@ def _run(args: argparse.Namespace) -> int:
         programs = _programs(args, Path(scratch))
         folder = CampaignFolder.create(path, settings, programs)
     return _start(folder, args)
+
+
+def _read_first(args: argparse.Namespace) -> None:
+    from shadowrun.studies.campaign.campaign_folder import CampaignFolder, status
+
+    status(CampaignFolder.open(Path(args.folder)))
 
 
 def _resume(args: argparse.Namespace) -> int:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from shadowrun.studies.sweep.reports.support import SupportTable
     from shadowrun.studies.sweep.run_sweep import SweepRequest
 
-__all__ = ["FILE", "KINDS", "add_arguments", "count_failures", "failing_kinds", "run"]
+__all__ = ["FILE", "KINDS", "add_arguments", "count_failures", "failing_kinds", "read_first", "run"]
 
 FILE = ".shadowcov"
 KINDS = ("unsupported", "error", "mismatch", "fallback", "crash")
@@ -161,6 +161,21 @@ def _add_output(out: argparse._ArgumentGroup) -> None:
         metavar="KINDS",
         help=f"failures that make the exit status 1: {', '.join(KINDS)}, or none (default: %(default)s)",
     )
+
+
+def read_first(args: argparse.Namespace) -> None:
+    """Read its files, which may be anyone's, and nothing else."""
+    from shadowrun.store.datafile import DataFile
+    from shadowrun.store.records import distinct_calls
+    from shadowrun.studies.sweep.coverage_file import CoverageFile
+
+    if args.source is not None:
+        distinct_calls(DataFile.open(Path(args.source)))
+    if Path(args.file).exists():
+        file = CoverageFile.open(Path(args.file))
+        for _ in file.results():
+            pass
+        file.close()
 
 
 def run(args: argparse.Namespace) -> int:

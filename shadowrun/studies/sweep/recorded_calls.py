@@ -22,6 +22,7 @@ from shadowrun.intercept.untrusted.op_allowlist import Refused, operator_named
 from shadowrun.numerics.form import dtype_name
 from shadowrun.operators.vendor_ops import COUNTERPARTS
 from shadowrun.store.datafile import DataFile
+from shadowrun.store.records import distinct_calls
 from shadowrun.studies.sweep.inputs import Sample, leaves
 from shadowrun.studies.sweep.opinfo import seeded
 
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_BYTES", "UnreadableCall", "function", "read_calls", "sample"]
 
-# By number: with its name in each row, SQLite would write a name of a megabyte to the disk as often as it was called.
-_CALLS = "select distinct op_id, inputs, dtypes from context order by op_id, inputs"
 # Each pattern takes time in proportion to the text, which an untrusted file may make a megabyte long.
 _SHAPE = re.compile(r"\[([\d, ]*)\]")
 _TENSOR = re.compile(r"([a-z]\w*)\[([\d, ]*)\]")
@@ -61,9 +60,7 @@ def read_calls(path: Path) -> dict[tuple[str, str], list[str]]:
     """
     data = DataFile.open(path)
     texts: dict[tuple[str, str], dict[str, None]] = {}  # not lists: a file may have a million inputs of one operator
-    names = dict(data.query("select id, name from op"))
-    for number, inputs, dtypes in sorted(data.query(_CALLS), key=lambda row: names[row[0]]):
-        op = names[number]
+    for op, inputs, dtypes in distinct_calls(data):
         short = dtypes.partition(",")[0]
         dtype = _dtypes().get(short)
         texts.setdefault((op, str(dtype).removeprefix("torch.") if dtype else short or "any"), {})[inputs] = None
