@@ -70,6 +70,16 @@ def test_the_oracle_measures_the_same(make_case, name):
         assert ratio.max() < 4.0, ratio.max()
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_the_tensors_of_the_call_stay_as_they_are(make_case, name):
+    op, args = CALLS[name]
+    case = make_case(op, op, *args)
+    held = [t for t in (*case.args, *case.expected) if isinstance(t, torch.Tensor)]
+    copies = [t.clone() for t in held]
+    row_sizes(case)
+    assert all(torch.equal(t, copy) for t, copy in zip(held, copies, strict=True))
+
+
 def verdicts(case):
     check = ClosenessCheck(case, MANY_BYTES)
     diffs = [diff("", a, e) for a, e in zip(case.actual, case.expected, strict=True)]

@@ -198,25 +198,31 @@ def may_be_biased(case: Case, position: int, d: TensorDiff) -> bool:
     return abs(away) >= ONE_WAY * d.n_elements and bias_limit(case, position, fmt.roundoff, 1) is not None
 
 
-def has_common_factor(actual: torch.Tensor, expected: torch.Tensor, roundoff: float) -> bool:
-    """Whether a float32 result is the reference's times a factor beyond rounding; a cheap test."""
-    if actual.numel() < ENOUGH:
+def has_common_factor(gap: torch.Tensor, expected: torch.Tensor, roundoff: float) -> bool:
+    """Whether a float32 result is the reference's times a factor beyond rounding; a cheap test.
+
+    Args:
+        gap: The result less the reference's, flat.
+        expected: The reference's, in the same form.
+        roundoff: Unit roundoff of the dtype.
+    """
+    if gap.numel() < ENOUGH:
         return False
     size = float(torch.dot(expected, expected))
     # One dot product instead of the oracle; 4 units leave room for the constants of right kernels.
-    return size > 0.0 and abs(float(torch.dot(actual - expected, expected))) > UNITS * roundoff * size
+    return size > 0.0 and abs(float(torch.dot(gap, expected))) > UNITS * roundoff * size
 
 
-def has_weighted_factor(actual: torch.Tensor, expected: torch.Tensor, roundoff: float) -> bool:
+def has_weighted_factor(gap: torch.Tensor, expected: torch.Tensor, roundoff: float) -> bool:
     """The same with the weights of `error_factor`: where this finds none, that finds none between the two results."""
-    if actual.numel() < ENOUGH:
+    if gap.numel() < ENOUGH:
         return False
     level = float(torch.linalg.vector_norm(expected)) / expected.numel() ** 0.5
     if not 0.0 < level < float("inf"):
         return True
     unit = expected.abs().clamp_min_(level)
     weight = expected / unit
-    factor = float(torch.dot((actual - expected).div_(unit), weight)) / float(torch.dot(weight, weight))
+    factor = float(torch.dot(torch.div(gap, unit, out=unit), weight)) / float(torch.dot(weight, weight))
     # The weights of the truth differ from these by its rounding.
     return not abs(factor) <= _LESS * UNITS * roundoff
 

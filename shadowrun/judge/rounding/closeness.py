@@ -139,12 +139,15 @@ class ClosenessCheck:
         actual, expected = (flat_values(v[position]) for v in (self._case.actual, self._case.expected))
         unit = expected.abs().add_(size).mul_(units * fmt.roundoff).add_(fmt.smallest)
         # None is below 0, and the greatest of them is NaN if any is.
-        if not bool(torch.isfinite(unit.max())) or not bool((actual.sub(expected).abs_() <= unit).all()):
+        if not bool(torch.isfinite(unit.max())):
+            return None
+        gap = actual - expected
+        if not float(gap.abs().sub_(unit).max()) <= 0.0:
             return None
         # A factor within the bound of each element is a fault all the same.
-        if has_common_factor(actual, expected, fmt.roundoff):
+        if has_common_factor(gap, expected, fmt.roundoff):
             return None
-        if self._has_rows and has_weighted_factor(actual, expected, fmt.roundoff):
+        if self._has_rows and has_weighted_factor(gap, expected, fmt.roundoff):
             return None
         return _rounding(f"max {d.max_ulp} ULP, within {units:g} units of rounding of the reference")
 
@@ -356,31 +359,45 @@ def row_sizes(case: Case) -> Sizes | None:
     return sizes if [_n_elements(s) for s in sizes] == [_n_elements(e) for e in case.expected] else None
 
 
+# Each formula is written in place: a fresh tensor costs page faults, which take longer than the arithmetic on it.
+
+
 def _layer_norm(named: dict[str, Any], _: Any) -> Sizes:
     x, shape, weight, bias = named["input"], named["normalized_shape"], named["weight"], named["bias"]
     rows, n = _inner(shape), prod(shape)
-    variance, mean = torch.var_mean(x, rows, correction=0, keepdim=True)
-    rstd = (variance + named["eps"]).rsqrt()
-    normal = (x - mean) * rstd
-    square = x * x
-    found = _of_normal(square, normal, rows, n)
-    of_mean = square.sum(rows, True).sqrt() / n
-    of_rstd = rstd * rstd * (square * normal * normal).sum(rows, True).sqrt() / n
-    found = found * rstd * rstd
+    normal = x - x.mean(rows, True)
+    square = normal * normal
+    # `var_mean` on the CPU takes as long as fifty passes.
+    rstd = square.mean(rows, True).add_(named["eps"]).rsqrt_()
+    normal.mul_(rstd)
+    torch.mul(x, x, out=square)
+    of_mean = square.sum(rows, True).sqrt_().div_(n)
+    found, of_normal, moved = _of_normal(square, normal, rows, n)
+    of_rstd = moved.sqrt_().mul_(rstd * rstd).div_(n)
+    found.mul_(rstd * rstd)
     if weight is not None:
         # The weight is off as well.
-        found = (found + normal * normal) * (weight * weight)
+        found.add_(of_normal).mul_(weight * weight)
     if bias is not None:
-        found = found + bias * bias
+        found.add_(bias * bias)
     return _root(found), of_mean, of_rstd
 
 
-def _of_normal(square: torch.Tensor, normal: torch.Tensor, rows: tuple[int, ...], n: int) -> torch.Tensor:
-    """Sum over j of ``square_j * (delta_ij - (1 + normal_i normal_j) / n) ** 2``: the derivative of a normalization."""
-    s0 = square.sum(rows, True)
-    s1, s2 = (square * normal).sum(rows, True), (square * normal * normal).sum(rows, True)
-    own = square * (1 - 2 * (1 + normal * normal) / n)
-    return own + (s0 + normal * (2 * s1 + normal * s2)) / (n * n)
+def _of_normal(
+    square: torch.Tensor, normal: torch.Tensor, rows: tuple[int, ...], n: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sum over j of ``square_j * (delta_ij - (1 + normal_i normal_j) / n) ** 2``: the derivative of a normalization.
+
+    Returns:
+        The sum for each element i; ``normal ** 2``; the sum of ``square * normal ** 2`` over each row.
+    """
+    of_normal = normal * normal
+    found = square * normal
+    s0, s1 = square.sum(rows, True), found.sum(rows, True)
+    s2 = found.mul_(normal).sum(rows, True)
+    torch.add(of_normal, 1.0, out=found).mul_(-2.0 / n).add_(1.0).mul_(square)
+    found.addcmul_(normal, s1, value=2.0 / (n * n)).addcmul_(of_normal, s2, value=1.0 / (n * n))
+    return found.add_(s0, alpha=1.0 / (n * n)), of_normal, s2
 
 
 def _layer_norm_backward(named: dict[str, Any], _: Any) -> Sizes:
@@ -388,48 +405,64 @@ def _layer_norm_backward(named: dict[str, Any], _: Any) -> Sizes:
     mean, rstd = named["mean"], named["rstd"]
     rows, n = _inner(shape), prod(shape)
     batch = tuple(range(x.dim() - len(shape)))
-    normal = (x - mean) * rstd
+    normal = (x - mean).mul_(rstd)
     a = grad if weight is None else grad * weight
-    c1, c2 = a.mean(rows, True), (a * normal).mean(rows, True)
-    # The gradient and the weight are off each by itself, and enter alike.
-    of_factors = _of_normal(a * a, normal, rows, n) * (1.0 if weight is None else 2.0)
-    scaled = x * x * rstd * rstd
-    of_x = scaled * c2 * (c2 + 2 * normal * a / n) + normal * normal * (a * a * scaled).sum(rows, True) / (n * n)
-    of_mean = (mean * rstd * (c2 + normal * c1)).square()
-    of_rstd = (a - c1 - 3 * normal * c2).square()
-    of_input = _root(rstd * rstd * (of_factors + of_x + of_mean + of_rstd))
-    square = grad * grad
-    moved = square * (2 * normal * normal + scaled + (mean * rstd).square())
-    if not batch:
-        return of_input, _root(moved), _root(square)
-    return of_input, moved.sum(batch).sqrt(), square.sum(batch).sqrt()
+    scratch = a * normal
+    c1, c2 = a.mean(rows, True), scratch.mean(rows, True)
+    square = a * a
+    found, of_normal, _moved = _of_normal(square, normal, rows, n)
+    if weight is not None:
+        # The gradient and the weight are off each by itself, and enter alike.
+        found.mul_(2.0)
+    scaled = (x * x).mul_(rstd * rstd)
+    # Of the input itself.
+    found.addcmul_(of_normal, square.mul_(scaled).sum(rows, True), value=1.0 / (n * n))
+    found.addcmul_(scratch.mul_(2.0 / n).add_(c2).mul_(scaled), c2)
+    # Of the mean, and of the reciprocal of the deviation.
+    torch.mul(normal, c2, out=scratch)
+    found.add_(torch.sub(a, scratch, alpha=3.0, out=square).sub_(c1).square_())
+    found.add_(torch.mul(normal, c1, out=scratch).add_(c2).mul_(mean * rstd).square_())
+    of_input = _root(found.mul_(rstd * rstd))
+    torch.mul(grad, grad, out=square)
+    moved = of_normal.mul_(2.0).add_(scaled).add_((mean * rstd).square_()).mul_(square)
+    if batch:
+        moved, square = moved.sum(batch), square.sum(batch)
+    return of_input, _root(moved), square.sqrt_()
 
 
 def _softmax(named: dict[str, Any], expected: Any) -> Sizes:
     x, y, dim = named["self"], expected[0], named["dim"]
     # What is masked out by -inf is 0, and stays so.
-    x = x.masked_fill(y == 0, 0.0)
-    return (y * _root(x * x * (1 - 2 * y) + (x * y).square().sum(dim, True)),)
+    square = x.masked_fill(y == 0, 0.0).square_()
+    scratch = y * y
+    total = scratch.mul_(square).sum(dim, True)
+    found = torch.mul(y, -2.0, out=scratch).add_(1.0).mul_(square).add_(total)
+    return (_root(found).mul_(y),)
 
 
 def _softmax_backward(named: dict[str, Any], _: Any) -> Sizes:
     grad, y, dim = named["grad_output"], named["output"], named["dim"]
     product = grad * y
     rest = grad - product.sum(dim, True)
-    both = 2 * product.square().sum(dim, True)
-    return (y * _root(grad * grad * (1 - 2 * y) + both + rest * (rest - 2 * product)),)
+    scratch = product * product
+    both = scratch.sum(dim, True).mul_(2.0)
+    found = torch.mul(y, -2.0, out=scratch).add_(1.0).mul_(grad).mul_(grad).add_(both)
+    found.addcmul_(rest, product.mul_(-2.0).add_(rest))
+    return (_root(found).mul_(y),)
 
 
 def _log_softmax(named: dict[str, Any], expected: Any) -> Sizes:
-    x, y, dim = named["self"], expected[0].exp(), named["dim"]
-    return (_root(x * x * (1 - 2 * y) + (x * y).square().sum(dim, True)),)
+    square, y, dim = named["self"].square(), expected[0].exp(), named["dim"]
+    total = (y * y).mul_(square).sum(dim, True)
+    return (_root(y.mul_(-2.0).add_(1.0).mul_(square).add_(total)),)
 
 
 def _log_softmax_backward(named: dict[str, Any], _: Any) -> Sizes:
     grad, out, dim = named["grad_output"], named["output"], named["dim"]
     y, square = out.exp(), grad * grad
-    moved = (y * out * grad.sum(dim, True)).square()
-    return (_root(square * (1 - 2 * y) + y * y * square.sum(dim, True) + moved),)
+    moved = (y * out).mul_(grad.sum(dim, True)).square_()
+    moved.addcmul_(y.square(), square.sum(dim, True))
+    return (_root(moved.add_(y.mul_(-2.0).add_(1.0).mul_(square))),)
 
 
 def _n_elements(value: Any) -> int:
@@ -438,7 +471,7 @@ def _n_elements(value: Any) -> int:
 
 def _root(variance: torch.Tensor) -> torch.Tensor:
     # Terms that cancel may leave a rounding error below 0.
-    return variance.clamp_min(0.0).sqrt()
+    return variance.clamp_min_(0.0).sqrt_()
 
 
 def _inner(shape: Any) -> tuple[int, ...]:
