@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from shadowrun.judge import large_results
-from shadowrun.judge.decision_trace import Rung
+from shadowrun.judge.decision_trace import Rung, rung_of
+from shadowrun.judge.remembered_bounds import bounds_of
 from shadowrun.judge.rounding.bias_over_calls import BiasOverCalls
 from shadowrun.numerics.bits import Uncomparable
 from shadowrun.numerics.form import dtype_name
@@ -81,6 +82,8 @@ class Judge:
         """As `examine`, in parts; `case` must not change until the last."""
         try:
             if large_results.is_large(case) and not is_random(case) and not self._has_tolerances(case):
+                if bounds is None and (close := self._within_bounds(case)) is not None:
+                    return (*close, ())
                 # Not pooled with whole calls: the slices farthest off are more biased than the whole result.
                 sampled = large_results.by_slices(case, lambda part: done(self._whole(part, BiasOverCalls())))
                 if sampled is not None:
@@ -91,6 +94,14 @@ class Judge:
         except Uncomparable as error:
             return Verdict(Status.UNVERIFIED, explanation=str(error)), (), ()
         return (yield from self._whole(case, self._bias_over_calls, bounds))
+
+    def _within_bounds(self, case: Case) -> tuple[Verdict, tuple[TensorDiff, ...]] | None:
+        """A MATCH by the distance of all elements, for which no oracle is asked; None where that does not decide."""
+        found = bounds_of(case, self._tolerance)
+        close = None if found is None else found.judge(case.actual, case.expected)
+        if close is not None and self.trace is not None:
+            self.trace.add_step(rung_of(close[0]) or Rung.CLOSENESS, "", close[0].evidence, "", close[0])
+        return close
 
     def _has_tolerances(self, case: Case) -> bool:
         """Whether tolerances of the user replace the oracle for all results."""

@@ -44,6 +44,11 @@ WANTED_BYTES: Final = 48 << 20
 """The same for a sample: some 250,000 elements, as many as a mean square error needs."""
 FEWEST: Final = 4
 """Slices of a sample: half of them by their distance, the ends, others in between."""
+FARTHEST: Final = 4096
+"""Slices that are the farthest absolutely, and relatively, at most; the others say more of the result as a whole."""
+MANY: Final = 1 << 20
+"""Slices of which no permutation is drawn, and that are not sorted as a whole."""
+BLOCK: Final = 64
 # Each further dimension takes trials of its own, with runs of the reference.
 MAX_DIMENSIONS: Final = 3
 MAX_TRIALS: Final = 64
@@ -321,7 +326,7 @@ def _farthest_slices(case: Case, position: int, dim: int, kept: int) -> torch.Te
     actual, expected = (_real(v[position]) for v in (case.actual, case.expected))
     size = expected.shape[dim]
     a, e = (t.movedim(dim, 0).reshape(size, -1) for t in (actual, expected))
-    far, near = torch.empty(size, dtype=torch.float64), torch.empty(size, dtype=torch.float64)
+    far, near = torch.empty(size), torch.empty(size)
     # In pieces of 8 million elements (32 MiB in float32): the result is large by definition.
     step = max(1, (8 << 20) // max(1, a.shape[1]))
     for i in range(0, size, step):
@@ -330,13 +335,31 @@ def _farthest_slices(case: Case, position: int, dim: int, kept: int) -> torch.Te
         gap = (x - y).abs_().masked_fill_(x.isnan() & y.isnan() | (x == y), 0.0).nan_to_num_(torch.inf, torch.inf)
         far[i : i + step] = gap.amax(1)
         near[i : i + step] = gap.div_(y.abs().nan_to_num_(1.0).clamp_min_(1e-30)).amax(1)
-    few = max(1, kept // 4)
-    chosen = dict.fromkeys([*far.topk(few).indices.tolist(), *near.topk(few).indices.tolist(), size - 1, 0])
+    few = min(max(1, kept // 4), FARTHEST)
+    chosen = torch.zeros(size, dtype=torch.bool)
+    chosen[torch.cat([_greatest(far, few), _greatest(near, few)])] = True
+    chosen[0] = chosen[-1] = True
     # From a separate generator: the program's random stream must not change, and a second run must take the same
-    # slices.
-    others = torch.randperm(size, generator=torch.Generator().manual_seed(0)).tolist()
-    chosen.update(dict.fromkeys(itertools.islice((i for i in others if i not in chosen), max(0, kept - len(chosen)))))
-    return torch.tensor(sorted(list(chosen)[:kept]))
+    # slices. A permutation of millions takes longer than the judgement; draws repeat a few slices.
+    own = torch.Generator().manual_seed(0)
+    others = torch.randint(size, (kept,), generator=own) if size > MANY else torch.randperm(size, generator=own)
+    while missing := kept - int(chosen.count_nonzero()):
+        chosen[others[~chosen[others]][:missing]] = True
+        others = (~chosen).nonzero().flatten()
+    return chosen.nonzero().flatten()
+
+
+def _greatest(values: torch.Tensor, k: int) -> torch.Tensor:
+    """Indices of the `k` greatest of some numbers."""
+    n = values.numel()
+    if n <= MANY:
+        return values.topk(k).indices
+    # They lie in the `k` blocks with the greatest maxima: `topk` of millions takes longer than the judgement.
+    end = n - n % BLOCK
+    blocks = values[:end].view(-1, BLOCK).amax(1).topk(k).indices
+    inside = (blocks[:, None] * BLOCK + torch.arange(BLOCK)).flatten()
+    where = torch.cat([inside, torch.arange(end, n)])
+    return where[values[where].topk(k).indices]
 
 
 def _real(value: Value) -> torch.Tensor:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from shadowrun.judge.large_results import is_large
 from shadowrun.judge.matrix_products import MANY_TERMS
 from shadowrun.judge.oracle import n_terms
 from shadowrun.judge.rounding.bias import DIFFERING, ENOUGH
@@ -181,7 +180,7 @@ def bounds_of(case: Case, tolerance: ToleranceOf) -> ContextBounds | None:
     if row.open_elements is not None or torch.Tag.nondeterministic_seeded in case.func.tags:
         return None
     # A context has no more than the type of a float, and the forms of four items of a list.
-    if any(type(named.get(k)) is float for k in _SCALES) or is_large(case):
+    if any(type(named.get(k)) is float for k in _SCALES):
         return None
     if any(isinstance(a, (list, tuple)) and any(isinstance(t, torch.Tensor) for t in a) for a in named.values()):
         return None

@@ -9,7 +9,10 @@ import shadowrun
 from shadowrun import Cause, Status, sim
 from shadowrun.intercept.plan import make_plan
 from shadowrun.judge import large_results
+from shadowrun.judge.decision_trace import Rung, Trace
 from shadowrun.judge.judge import Judge
+from shadowrun.judge.remembered_bounds import RememberedBounds
+from shadowrun.numerics.diff import native_diff
 from shadowrun.operators.case import Case, flat_results
 from shadowrun.replay.comparator import bytes_for_oracle
 
@@ -124,8 +127,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_slices_show_what_is_wrong_and_pass_what_is_right(name):
+def test_slices_show_what_is_wrong_and_pass_what_is_right(name, monkeypatch):
     judge = Judge()
+    monkeypatch.setattr(Judge, "_within_bounds", lambda *_: None)
     case = case_of(CALLS[name], first_result(rounded))
     assert large_results.is_large(case)
     verdict, diffs = judge(case)
@@ -139,6 +143,27 @@ def test_slices_show_what_is_wrong_and_pass_what_is_right(name):
         assert "by slices, the farthest among them" in verdict.evidence
         assert diffs[0].n_elements in (case.expected[0].numel(), 2 * case.expected[0].numel())  # complex: by parts
         assert diffs[0].n_mismatched >= 1
+
+
+@pytest.mark.skipif(native_diff is None, reason="the distances are counted in C")
+@pytest.mark.parametrize(
+    ("name", "rung"),
+    [("mm", Rung.CLOSENESS), ("addcmul", Rung.CLOSENESS), ("in place", Rung.CLOSENESS), ("add", Rung.BOUND)],
+)
+def test_a_result_that_is_close_at_each_element_needs_no_slices(name, rung):
+    call = CALLS.get(name) or (aten.add.Tensor, (r(200, 100), r(200, 100, seed=1)))
+    case = case_of(call, first_result(lambda v: v.view(torch.int32).bitwise_xor_(1).view(torch.float32)))
+    assert large_results.is_large(case)
+    judge = Judge()
+    judge.trace = Trace()
+    verdict, (d,) = judge(case)
+    assert (verdict.status, verdict.cause, judge.sampled) == (Status.MATCH, Cause.ROUNDING, False)
+    assert (d.n_different, d.max_ulp) == (d.n_elements, 1)
+    assert [step.rung for step in judge.trace] == [rung]
+    # So does the next call of its context, in C.
+    known = RememberedBounds(None)
+    known.learn(1, case, verdict, (d,))
+    assert known.by_context[1].judge(case.actual, case.expected) is not None
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -157,6 +182,20 @@ def test_slices_of_a_right_kernel_that_rounds_differently_match(name):
         return tuple(t.to(v.dtype) for t, v in zip(truth, values, strict=True))
 
     assert Judge()(case_of((func, args), change))[0].status is Status.MATCH
+
+
+@pytest.mark.parametrize("kept", [5, 100, 9_000, 40_000])
+def test_of_many_slices_the_farthest_are_taken_and_none_twice(monkeypatch, kept):
+    monkeypatch.setattr(large_results, "MANY", 1000)
+    monkeypatch.setattr(large_results, "FARTHEST", 500)
+    case = case_of(CALLS["one long row"], first_result(lambda v: v * (1 + 1e-3 * r(v.numel(), seed=3))))
+    where = large_results._farthest_slices(case, 0, 0, kept)
+    assert where.tolist() == sorted(set(where.tolist()))
+    assert where.numel() == kept
+    few = min(kept // 4, large_results.FARTHEST)
+    distance = (case.actual[0] - case.expected[0]).abs()
+    for farthest in (distance, distance / case.expected[0]):
+        assert set(farthest.topk(few).indices.tolist()) <= set(where.tolist())
 
 
 @pytest.mark.parametrize("name", WHOLE)
