@@ -10,14 +10,16 @@ import numpy.typing as npt
 import torch
 
 from shadowrun.numerics.elements import differing, plain
-from shadowrun.numerics.excess import Array, Truth, excess
+from shadowrun.numerics.excess import PART, Array, Truth, excess
 from shadowrun.numerics.form import as_tensor
 from shadowrun.numerics.precision import FORMATS, FloatFormat
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shadowrun.operators.case import Case, Value
 
-__all__ = ["ResultDiff", "diff_results", "flat_values"]
+__all__ = ["ResultDiff", "diff_results", "flat_values", "values_at"]
 
 Indices = npt.NDArray[np.intp]
 
@@ -63,7 +65,7 @@ class ResultDiff:
 
     def differing_values(self, values: torch.Tensor) -> Array:
         """The differing elements of a flat tensor, as float64."""
-        return values[torch.from_numpy(self.where)].to(torch.float64).numpy()
+        return values_at(values, self.where).to(torch.float64).numpy()
 
     def measure(self) -> None:
         """Fill in the excess of both sides."""
@@ -85,14 +87,20 @@ class ResultDiff:
             found[self.zero_signs & wrong & ~self.truth.flips[self.where]] = np.inf
         return found
 
-    def residual(self, alternative: torch.Tensor, *, only_bad: bool = True) -> float:
+    def residual(self, alternative: torch.Tensor, *, only_bad: bool = True, most: float = np.inf) -> float:
         """Greatest distance of the target from an alternative truth, in units of rounding; infinite across classes.
 
         Args:
             alternative: What a hypothesis predicts, flat, all elements.
             only_bad: Look at the mismatched elements, else at all that differ.
+            most: Beyond it, any distance will do: the rest is not looked at.
         """
-        return float(self._distances(alternative, self.bad if only_bad else self.where).max(initial=0.0))
+        greatest = 0.0
+        for distances in self._distances(alternative, self.bad if only_bad else self.where):
+            greatest = max(greatest, float(distances.max()))
+            if greatest > most:
+                break
+        return greatest
 
     def remaining_error(self, alternative: torch.Tensor) -> float:
         """Share of the root mean square distance from the truth that remains from an alternative, over all elements.
@@ -105,30 +113,40 @@ class ResultDiff:
         with np.errstate(all="ignore"):
             # The neighbour of infinity is a number: one class for another counts as much as all digits do.
             most = 1.0 / np.finfo(np.float64).eps
-            to_alternative, to_truth = (np.minimum(self._distances(t, everywhere), most) for t in (alternative, truth))
+            to_alternative, to_truth = (
+                np.minimum(np.concatenate([*self._distances(t, everywhere)]), most) for t in (alternative, truth)
+            )
             # What overflows in the dtype and not in float64 is as far from both: it decides nothing.
             apart = (to_alternative < most) | (to_truth < most)
             apart[self.where] = True
             before, after = (float(np.sqrt(np.mean(np.square(d[apart])))) for d in (to_truth, to_alternative))
         return after / before if before > 0.0 else np.inf
 
-    def _distances(self, alternative: torch.Tensor, where: Indices) -> Array:
-        index = torch.from_numpy(where)
-        a, h = _wide(self.actual[index]), _wide(alternative[index])
-        if self.fmt is None:
-            return np.where(a == h, 0.0, np.inf)
-        # The spread of the truth stands for that of the alternative: the inputs condition both alike.
-        spread: Array | float = 0.0 if self.truth is None else self.truth.spread[where]
+    def _distances(self, alternative: torch.Tensor, where: Indices) -> Iterator[Array]:
+        """Distances of the target from an alternative truth, some elements at a time."""
         floor = self.floor
         if isinstance(floor, np.ndarray):
             known = np.zeros(self.actual.numel())
             known[self.where] = floor
-            floor = known[where]
+            floor = known
+        is_whole = where.size == self.actual.numel()  # indices ascend
+        for start in range(0, where.size, PART):
+            part = slice(start, start + PART) if is_whole else where[start : start + PART]
+            yield self._part(alternative, part, floor[part] if isinstance(floor, np.ndarray) else floor)
+
+    def _part(self, alternative: torch.Tensor, part: slice | Indices, floor: Array | float) -> Array:
+        index = part if isinstance(part, slice) else torch.from_numpy(part)
+        a, h = _wide(self.actual[index]), _wide(alternative[index])
+        if self.fmt is None:
+            return np.where(a == h, 0.0, np.inf)
+        # The spread of the truth stands for that of the alternative: the inputs condition both alike.
+        spread: Array | float = 0.0 if self.truth is None else self.truth.spread[part]
         with np.errstate(all="ignore"):
-            distance = np.abs(a - h) / (spread + self.fmt.roundoff * np.abs(h) + self.fmt.smallest + floor)
+            distance: Array = np.abs(a - h) / (spread + self.fmt.roundoff * np.abs(h) + self.fmt.smallest + floor)
+            if np.isfinite(distance.max()):  # so is each of them, and what is equal is at 0
+                return distance
         distance[(a == h) | (np.isnan(a) & np.isnan(h))] = 0.0
-        found: Array = np.nan_to_num(distance, nan=np.inf)
-        return found
+        return np.nan_to_num(distance, nan=np.inf)
 
     @property
     def has_only_classes(self) -> bool:
@@ -147,6 +165,11 @@ def flat_values(value: Value) -> torch.Tensor:
     """All elements of a result in index order, real: complex ones by components."""
     assert value is not None
     return plain(as_tensor(value)).reshape(-1)
+
+
+def values_at(values: torch.Tensor, where: Indices) -> torch.Tensor:
+    """Elements of a flat tensor at ascending indices; the tensor itself where these are all."""
+    return values if where.size == values.numel() else values[torch.from_numpy(where)]
 
 
 def diff_results(case: Case, position: int, n_different: int) -> ResultDiff:

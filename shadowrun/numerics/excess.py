@@ -12,7 +12,7 @@ from shadowrun.numerics.bits import Bools  # noqa: TC001
 if TYPE_CHECKING:
     from shadowrun.numerics.precision import FloatFormat
 
-__all__ = ["Truth", "excess"]
+__all__ = ["PART", "Truth", "excess"]
 
 Array = npt.NDArray[np.float64]
 
@@ -20,7 +20,7 @@ EDGE = 8.0
 """Units of rounding by which a finite truth may miss the greatest number and still overflow."""
 
 # Elements that are looked at together: their dozen copies stay in the cache, in memory that is used again.
-_PART = 8192
+PART = 8192
 
 
 class Truth(NamedTuple):
@@ -62,19 +62,24 @@ def excess(
         floor: Added to the denominator.
     """
     found = np.empty(where.size)
-    for start in range(0, where.size, _PART):
-        part = slice(start, start + _PART)
+    is_whole = where.size == truth.value.size  # indices ascend
+    for start in range(0, where.size, PART):
+        part = slice(start, start + PART)
         share = floor[part] if isinstance(floor, np.ndarray) and floor.size == where.size else floor
-        found[part] = _part(value[part], truth, fmt, where[part], share)
+        found[part] = _part(value[part], truth, fmt, part if is_whole else where[part], share)
     return found
 
 
-def _part(value: Array, truth: Truth, fmt: FloatFormat, where: npt.NDArray[np.intp], floor: Array | float) -> Array:
+def _part(
+    value: Array, truth: Truth, fmt: FloatFormat, where: slice | npt.NDArray[np.intp], floor: Array | float
+) -> Array:
     part = Truth(truth.value[where], truth.magnitude[where], truth.spread[where], truth.flips[where])
     o = part.value
     with np.errstate(all="ignore"):
         unit = part.unit(fmt, floor)
         distance: Array = np.abs(value - o) / unit
+        if np.isfinite(distance.max()):  # so is each value, and what is equal is at 0
+            return distance
         # A correct result a few units below the greatest number may round to infinity.
         overflow = np.isinf(value) & (np.sign(value) == np.sign(o)) & (part.magnitude + EDGE * unit >= fmt.largest)
     # Subtraction of equal infinities, and of NaN, gives NaN: equality decides first.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from shadowrun.judge.oracle import n_terms
-from shadowrun.judge.result_diff import ResultDiff, flat_values
+from shadowrun.judge.result_diff import ResultDiff, flat_values, values_at
 from shadowrun.numerics.bits import bits_equal
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ class MismatchedCall:
 
 def _bad(result_diff: ResultDiff) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Mismatched elements of both sides, as float64."""
-    index = torch.from_numpy(result_diff.bad)
-    return tuple(t[index].to(torch.float64).numpy() for t in (result_diff.actual, result_diff.expected))  # type: ignore[return-value]
+    sides = (values_at(t, result_diff.bad) for t in (result_diff.actual, result_diff.expected))
+    return tuple(t.to(torch.float64).numpy() for t in sides)  # type: ignore[return-value]
 
 
 def _everywhere(call: MismatchedCall, holds: Callable[[ResultDiff, Any, Any], Any], name: str) -> str | None:
@@ -98,10 +98,11 @@ def reproduces(result_diff: ResultDiff, alternative: torch.Tensor) -> bool:
         result_diff: The result.
         alternative: What the hypothesis predicts, flat, all elements.
     """
+    residual = result_diff.residual(alternative, only_bad=False, most=result_diff.tolerance)
     # An alternative close to the truth (a factor of 1.0001) would explain what is hardly beyond the limit.
-    limit = min(result_diff.tolerance, unexplained(result_diff) / 2)
     return (
-        result_diff.residual(alternative, only_bad=False) <= limit
+        residual <= result_diff.tolerance
+        and residual <= unexplained(result_diff) / 2
         and result_diff.remaining_error(alternative) <= MARGIN
     )
 
