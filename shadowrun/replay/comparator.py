@@ -261,7 +261,7 @@ class Comparator:
         if equal:
             # A stale buffer returns the result of an earlier call: the judge needs that one to name the cause.
             self.remember_if_suspect(plan, a)
-            is_slow = self.slow_calls.is_slow(actual_ns, expected.ns)
+            is_slow = self.slow_calls.is_confirmed(plan, actual_ns, expected.ns)
             slow = self._recorder.keep_inputs(plan, SLOW, pristine) if is_slow else None
             if actual.fallback is not None:
                 cause, evidence = actual.fallback

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from shadowrun.settings import MIN_TIMED_CALLS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -39,11 +41,17 @@ class SlowCalls:
 
     def __init__(self, ratio: float) -> None:
         self.ratio = ratio
+        self._seeming: Counter[int] = Counter()
         self._confirmed: Counter[int] = Counter()
+        self._acquitted: set[int] = set()
 
     def is_slow(self, actual_ns: int, expected_ns: int) -> bool:
         """Whether a call takes the target so long that its operator may be called slow."""
         return actual_ns >= max(self.ratio * expected_ns, expected_ns + _SLOW_NS)
+
+    def is_confirmed(self, plan: OpPlan, actual_ns: int, expected_ns: int) -> bool:
+        """Whether a call is slow, of an operator that was so when it was measured again."""
+        return self._confirmed[plan.index] > 0 and self.is_slow(actual_ns, expected_ns)
 
     def confirmed_ns(self, plan: OpPlan, actual_ns: int, expected_ns: int, again: Callable[[], CallRun]) -> int:
         """Time of the target's run, measured again before an operator is called slow.
@@ -51,13 +59,21 @@ class SlowCalls:
         The first of two runs wakes the thread pool, and on a busy machine waits for a processor: 12 ms for a
         call of 0.4 ms were seen. So a slow first run counts only if the runs after the reference's are slow too.
 
+        An operator is found slow by the fastest of `MIN_TIMED_CALLS` calls or more, so the calls before it cannot
+        decide that. They are not run again: on a device that is wrong in every third call, one more run of the same
+        inputs may take the place of the wrong one.
+
         Args:
             plan: The operator.
             actual_ns: Time of the target's run.
             expected_ns: Time of the reference's run.
             again: Runs the call once more on the target.
         """
-        if not self.is_slow(actual_ns, expected_ns) or self._confirmed[plan.index] >= _MAX_CONFIRMED:
+        index = plan.index
+        if not self.is_slow(actual_ns, expected_ns) or index in self._acquitted:
+            return actual_ns
+        self._seeming[index] += 1
+        if self._seeming[index] < MIN_TIMED_CALLS or self._confirmed[index] >= _MAX_CONFIRMED:
             return actual_ns
         best, spent = actual_ns, 0
         for _ in range(_MAX_RERUNS):
@@ -65,8 +81,10 @@ class SlowCalls:
             best, spent = min(best, ns), spent + ns
             # One fast run proves that the kernel is not slow: the first run had woken the thread pool.
             if not self.is_slow(best, expected_ns):
+                if best < _SLOW_NS:
+                    self._acquitted.add(index)  # its fastest call is too short to be slow, whatever follows
                 return best
             if spent > _MAX_RERUN_NS:
                 break
-        self._confirmed[plan.index] += 1
+        self._confirmed[index] += 1
         return best
