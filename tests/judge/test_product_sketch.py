@@ -50,14 +50,23 @@ OPS = [
 def test_a_sketch_has_the_norm_of_the_difference(op, scales, changes):
     noise = 0.01 * random(192, 128, seed=9)
     case = case_of(op, change=(lambda out: out + noise) if changes else lambda out: out, **scales)
-    found = sketch_product(case, case.actual[0], bf16, only_matrices=True)
+    found = sketch_product(case, case.actual[0], bf16, only_operands=True)
     if changes:
         assert found.norm == pytest.approx(float(noise.expand_as(case.actual[0]).norm()), rel=0.2)
     else:
         assert found.norm < 1e-3 * float((case.actual[0] - case.expected[0]).norm())
     # A vector that is rounded too gives another sum.
     if "add" in op.name() and scales.get("beta", 1) and not changes:
-        assert sketch_product(case, case.actual[0], bf16, only_matrices=False).norm > 10 * found.norm
+        assert sketch_product(case, case.actual[0], bf16, only_operands=False).norm > 10 * found.norm
+
+
+def test_a_matrix_that_is_added_is_no_operand():
+    added, *factors = random(192, 128, seed=2), random(192, 96), random(96, 128, seed=1)
+    case = make_case(aten.addmm.default, lambda c, a, b: c + bf16(a) @ bf16(b), added, *factors)
+    found = sketch_product(case, case.actual[0], bf16, only_operands=True)
+    assert found.norm < 1e-3 * float((case.actual[0] - case.expected[0]).norm())
+    again = known_roundings._on_rounded_inputs(case, "inputs rounded to bf16", only_operands=True)
+    torch.testing.assert_close(again[0], case.actual[0])
 
 
 def test_what_is_multiplied_by_zero_is_not_read():
@@ -69,14 +78,14 @@ def test_what_is_multiplied_by_zero_is_not_read():
         *factors,
         beta=0,
     )
-    assert sketch_product(case, case.actual[0], bf16, only_matrices=True).norm < 0.01
+    assert sketch_product(case, case.actual[0], bf16, only_operands=True).norm < 0.01
 
 
 def test_a_sketch_with_an_element_that_is_off_is_no_measure_for_later_calls():
     for by, usable in ((0.0, True), (0.3, False)):
         case = case_of(aten.mm.default, change=one_is_off(by))
         found = diff("output 0", case.actual[0], case.expected[0])
-        fit = known_roundings._sketched(case, "inputs rounded to bf16", found, only_matrices=False)
+        fit = known_roundings._sketched(case, "inputs rounded to bf16", found, only_operands=False)
         assert (fit is not None) == usable
 
 
@@ -85,13 +94,13 @@ def test_small_products_and_other_operators_have_none():
     few_rows = make_case(aten.mm.default, lambda a, b: a @ b, random(2, 512), random(512, 512))
     vector = make_case(aten.mv.default, lambda a, b: a @ b, random(512, 512), random(512))
     for case in (small, few_rows, vector):
-        assert sketch_product(case, case.actual[0], bf16, only_matrices=True) is None
+        assert sketch_product(case, case.actual[0], bf16, only_operands=True) is None
 
 
 def test_the_generator_of_the_program_is_left_alone():
     case, state = case_of(aten.mm.default), torch.get_rng_state()
     product_sketch._signs.cache_clear()
-    sketch_product(case, case.actual[0], bf16, only_matrices=True)
+    sketch_product(case, case.actual[0], bf16, only_operands=True)
     assert torch.equal(torch.get_rng_state(), state)
 
 

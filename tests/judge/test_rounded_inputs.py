@@ -46,6 +46,21 @@ def test_other_orders_of_long_sums_are_right(make_case, terms):
         assert (verdict.status, verdict.cause) == (Status.MATCH, Cause.ROUNDING), verdict
 
 
+@pytest.mark.parametrize(
+    ("op", "shapes"),
+    [
+        (aten.addmm.default, ((32, 24), (32, 64), (64, 24))),
+        (aten.baddbmm.default, ((3, 5, 4), (3, 5, 64), (3, 64, 4))),
+        (aten.addmv.default, ((32,), (32, 64), (64,))),
+    ],
+    ids=["addmm", "baddbmm", "addmv"],
+)
+def test_what_is_added_to_a_product_is_not_rounded(make_case, op, shapes):
+    args = [positive(*shape, seed=i) - 0.5 for i, shape in enumerate(shapes)]
+    case = make_case(op, lambda added, a, b: op(added, tf32(a), tf32(b)), *args)
+    assert Judge()(case)[0].explanation == "inputs rounded to tf32"
+
+
 def test_inputs_that_tf32_holds_prove_nothing(make_case):
     args = tf32(positive(64, 16384)), tf32(positive(16384, 64, seed=1))
     verdict, _ = Judge()(make_case(aten.mm.default, lambda a, b: in_blocks(tf32(a), tf32(b)), *args))

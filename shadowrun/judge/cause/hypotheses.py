@@ -42,6 +42,7 @@ __all__ = [
     "KnownCauses",
     "explain",
     "has_foreign_values",
+    "operands_of",
     "order_varies",
     "rounding_named",
 ]
@@ -282,16 +283,22 @@ def rounded_inputs(call: MismatchedCall) -> str | None:
         return None  # Rounded inputs change most results, not a few; and 16-bit inputs would stay as they are.
     if all(f.bad.size < 2 < f.actual.numel() for f in judged):
         return None  # One element has the value of one of six roundings too easily.
-    matrices = {t.dim() >= 2 for t in tensors(call.case.args, call.case.kwargs) if t.is_floating_point()}
+    is_operand = operands_of(call.case)
+    operands = {is_operand(t) for t in tensors(call.case.args, call.case.kwargs) if t.is_floating_point()}
     # Only matrix units compute in tf32, so it is the first guess for products and the last for all others.
     names = _ROUNDINGS if call.case.facts.accumulates else _ROUNDINGS[2:] + _ROUNDINGS[:2]
     for name, change in sorted(names, key=lambda n: call.known != f"{ROUNDED_INPUTS}{n[0]}"):
-        # Units for matrix products round their operands, but not the bias.
-        if len(matrices) == 2 and holds_on_changed_inputs(call, change, lambda t: t.dim() >= 2):
+        if len(operands) == 2 and holds_on_changed_inputs(call, change, is_operand):
             return f"{ROUNDED_INPUTS}{name}"
         if holds_on_changed_inputs(call, change):
             return f"{ROUNDED_INPUTS}{name}"
     return None
+
+
+def operands_of(case: Case) -> Callable[[torch.Tensor], bool]:
+    """Which inputs a unit for matrix products rounds: its operands, but not the bias, or what is added to a product."""
+    added = case.arguments().get("self") if case.facts.adds_self else None
+    return (lambda t: t.dim() >= 2) if added is None else (lambda t: t is not added)
 
 
 def _in_float64(rounding: InputRounding) -> Callable[[torch.Tensor], torch.Tensor]:

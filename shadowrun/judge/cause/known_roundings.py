@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from shadowrun.judge.cause.hypotheses import ROUNDED_INPUTS, rounding_named
+from shadowrun.judge.cause.hypotheses import ROUNDED_INPUTS, operands_of, rounding_named
 from shadowrun.judge.cause.product_sketch import sketch_product
 from shadowrun.judge.cause.value_hypotheses import MARGIN
 from shadowrun.judge.large_results import is_large
@@ -67,7 +67,7 @@ class _Fit(NamedTuple):
 @dataclass(slots=True)
 class _Known:
     verdict: Verdict
-    only_matrices: bool
+    only_operands: bool
     fits: dict[int, _Fit]
     worst: dict[int, float]
     sketched: _Fit | None
@@ -130,8 +130,8 @@ def _fitted(case: Case, verdict: Verdict, diffs: tuple[TensorDiff, ...]) -> _Kno
     if len(wrong) != len(diffs):
         return None  # a result that is rounding has other bounds, which are not known here
     # Devices that round the factors of a product leave a bias in float32: tried first.
-    for only_matrices in (True, False):
-        values = _on_rounded_inputs(case, verdict.explanation, only_matrices)
+    for only_operands in (True, False):
+        values = _on_rounded_inputs(case, verdict.explanation, only_operands)
         fits = {}
         for k, name in enumerate(case.names):
             if name in wrong:
@@ -143,15 +143,15 @@ def _fitted(case: Case, verdict: Verdict, diffs: tuple[TensorDiff, ...]) -> _Kno
             if fits:
                 sketched = None
                 if len(fits) == len(case.names) == 1:
-                    sketched = _sketched(case, verdict.explanation, wrong[case.names[0]], only_matrices=only_matrices)
+                    sketched = _sketched(case, verdict.explanation, wrong[case.names[0]], only_operands=only_operands)
                 worst = {k: fit.distance for k, fit in fits.items()}
-                return _Known(verdict, only_matrices, fits, worst, sketched)
+                return _Known(verdict, only_operands, fits, worst, sketched)
     return None
 
 
 def _alike(case: Case, known: _Known, diffs: dict[int, TensorDiff]) -> dict[int, _Fit] | None:
     """How the results lie, if rounded inputs explain them as well as they did."""
-    values = _on_rounded_inputs(case, known.verdict.explanation, known.only_matrices)
+    values = _on_rounded_inputs(case, known.verdict.explanation, known.only_operands)
     if values is None:
         return None
     found = {}
@@ -167,18 +167,18 @@ def _sketched_alike(case: Case, known: _Known, diffs: dict[int, TensorDiff]) -> 
     """The same without the product; None also where that does not show it."""
     if known.sketched is None:
         return None
-    now = _sketched(case, known.verdict.explanation, diffs[0], only_matrices=known.only_matrices)
+    now = _sketched(case, known.verdict.explanation, diffs[0], only_operands=known.only_operands)
     return {0: now} if now is not None and _is_alike(now, known.sketched) else None
 
 
-def _sketched(case: Case, explanation: str, d: TensorDiff, *, only_matrices: bool) -> _Fit | None:
+def _sketched(case: Case, explanation: str, d: TensorDiff, *, only_operands: bool) -> _Fit | None:
     """How the only result of a matrix product lies, by its sketch; None where that would be too coarse."""
     rounding, actual = rounding_named(explanation), case.actual[0]
     floats = [t for t in tensors(case.args, case.kwargs) if t.is_floating_point()]
     if rounding is None or any(t.dtype is not torch.float32 or t.layout is not torch.strided for t in floats):
         return None
     try:
-        sketch = sketch_product(case, actual, rounding, only_matrices=only_matrices)
+        sketch = sketch_product(case, actual, rounding, only_operands=only_operands)
     except RuntimeError:  # no memory, say
         return None
     measured = None if sketch is None else _distance(case, 0, d)
@@ -221,15 +221,17 @@ def _diffs(case: Case, wrong: dict[int, _Fit]) -> dict[int, TensorDiff] | None:
     return found if found.keys() == wrong.keys() else None
 
 
-def _on_rounded_inputs(case: Case, explanation: str, only_matrices: bool) -> tuple[Value, ...] | None:
+def _on_rounded_inputs(case: Case, explanation: str, only_operands: bool) -> tuple[Value, ...] | None:
     """Results of the operator in its own dtype, on inputs rounded as an explanation says."""
     change = rounding_named(explanation)
     floats = [t for t in tensors(case.args, case.kwargs) if t.is_floating_point()]
     if change is None or any(t.dtype is not torch.float32 or t.layout is not torch.strided for t in floats):
         return None
 
+    is_operand = operands_of(case)
+
     def changed(t: torch.Tensor) -> torch.Tensor:
-        if not t.is_floating_point() or (only_matrices and t.dim() < 2):
+        if not t.is_floating_point() or (only_operands and not is_operand(t)):
             return t.detach()
         return change(t.detach())
 

@@ -44,14 +44,14 @@ class ProductSketch(NamedTuple):
     greatest: float
 
 
-def sketch_product(case: Case, actual: Value, rounding: InputRounding, *, only_matrices: bool) -> ProductSketch | None:
+def sketch_product(case: Case, actual: Value, rounding: InputRounding, *, only_operands: bool) -> ProductSketch | None:
     """Compare a result with the product of rounded inputs.
 
     Args:
         case: A call with inputs of float32.
         actual: The result.
         rounding: Of the inputs.
-        only_matrices: Leave vectors as they are: a bias.
+        only_operands: Leave what is added to the product as it is.
 
     Returns:
         None for other operators than matrix products, small ones, and other inputs.
@@ -69,7 +69,7 @@ def sketch_product(case: Case, actual: Value, rounding: InputRounding, *, only_m
         signs = _signs(actual.shape[-1])
         product = rounding.times(left.detach(), rounding.times(right.detach(), signs))
         if added is not None:
-            product = _plus(product, named, rounding, actual, only_matrices=only_matrices)
+            product = _plus(product, named, rounding, actual, only_operands=only_operands)
         rest = torch.matmul(actual.detach(), signs).sub_(product).reshape(-1)
         return ProductSketch(float(torch.dot(rest, rest)) ** 0.5, float(rest.abs_().max()))
 
@@ -80,7 +80,7 @@ def _plus(
     rounding: InputRounding,
     actual: torch.Tensor,
     *,
-    only_matrices: bool,
+    only_operands: bool,
 ) -> torch.Tensor:
     """``beta * added + alpha * product`` of sketches."""
     added: torch.Tensor = named["self"].detach()
@@ -89,7 +89,7 @@ def _plus(
     # What is multiplied by 0 is not read: NaN there is no NaN in the result.
     if beta == 0:
         return product
-    added = added if only_matrices and added.dim() < 2 else rounding(added)
+    added = added if only_operands else rounding(added)
     is_bias = added.shape == actual.shape[-1:]
     return product + beta * (torch.dot(added, signs) if is_bias else added.expand_as(actual) @ signs)
 
