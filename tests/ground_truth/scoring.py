@@ -93,20 +93,28 @@ def score(flaw, program, mode, run, isolated):
     return s
 
 
+def _has_changed(record):
+    # Isolated differences that are no numbers (the sign of zero, a stride) leave no accumulated error.
+    return any(d.max_abs > 0 or d.n_nan or d.n_inf for d in record.diffs)
+
+
+def early_drift(records):
+    """Accumulated error before any call had another result: the chain is wrong."""
+    start = next((r.call.seq for r in records if _has_changed(r)), len(records))
+    early = [r for r in records if r.call.seq < start and r.drift_abs > 0]
+    if early:
+        yield f"drift: {early[0].drift_abs:.3g} at {early[0].call.op} before the first difference"
+
+
 def _drift(flaw, records, isolated):
     """What is wrong with the drift column and with its verdicts."""
     # Flaws that count calls or use random numbers have another result each time.
     steady = not {Cause.NON_DETERMINISM, Cause.RANDOMNESS, Cause.SLOW} & {flaw.cause, *flaw.accepted}
     if steady and signature(records) != isolated:
         yield "drift: other verdicts than without"
-    # Isolated differences that are no numbers (the sign of zero, a stride) leave no accumulated error.
-    changes = [r for r in records if any(d.max_abs > 0 or d.n_nan or d.n_inf for d in r.diffs)]
-    start = changes[0].call.seq if changes else len(records)
-    early = [r for r in records if r.call.seq < start and r.drift_abs > 0]
-    if early:
-        yield f"drift: {early[0].drift_abs:.3g} at {early[0].call.op} before the first difference"
+    yield from early_drift(records)
     # A product of other bits at another address (MKL) is no flaw: only those of the flaw must be seen in the chain.
-    changes = [r for r in changes if r.call.op in flaw.operators]
+    changes = [r for r in records if _has_changed(r) and r.call.op in flaw.operators]
     start = changes[0].call.seq if changes else len(records)
     measured = [r for r in records if r.call.seq >= start and r.drift_abs >= 0]
     if measured and changes and not any(r.drift_abs > 0 or r.drift_rel > 0 for r in measured):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from shadowrun.sim.catalogue import CATALOGUE, PRESETS
+from shadowrun.sim.flaw import KernelChanges
 from shadowrun.types import Cause, Status
 
 RAISING = [f for f in CATALOGUE.values() if f.statuses[0] in ("unsupported", "error")]
@@ -145,6 +146,8 @@ def test_catalogue_entries_are_well_formed(sim, flaw):
     assert set(flaw.statuses) <= set(Status)
     assert flaw.cause is None or isinstance(flaw.cause, Cause)
     assert flaw.issue.startswith("none: ") or "#" in flaw.issue
+    flaw.fault(changes := KernelChanges())
+    assert {name for name in changes.replaced if name.partition(".")[0].endswith("_")} <= set(flaw.operators)
     sim.trigger(flaw.name)("cpu")
 
 

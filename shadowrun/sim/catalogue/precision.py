@@ -18,6 +18,8 @@ __all__ = ["flaw"]
 
 # Position of the first factor.
 _FIRST_FACTOR = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
+# Their variants in place are wrong with them.
+_PRODUCTS = (*_FIRST_FACTOR, "aten::addmm_", "aten::baddbmm_")
 
 _CONVOLUTIONS = ("aten::convolution_overrideable", "aten::convolution_backward_overrideable")
 
@@ -47,7 +49,7 @@ def _rounding_factors(kernels: KernelChanges, round_: Any) -> None:
     "matmul-in-bf16",
     "float32 products round their inputs to bfloat16",
     issue="none: float32 matmul precision 'medium', as a device's default",
-    operators=("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"),
+    operators=_PRODUCTS,
     explanation="inputs rounded to bf16",
     trigger=_trigger_matmul,
 )
@@ -69,7 +71,7 @@ def _to_tf32(value: torch.Tensor) -> torch.Tensor:
     "matmul-in-tf32",
     "float32 products round their inputs to TF32",
     issue="none: CUDA's allow_tf32",
-    operators=("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"),
+    operators=_PRODUCTS,
     explanation="inputs rounded to tf32",
     trigger=_trigger_matmul,
 )
@@ -115,7 +117,7 @@ def _product_in_half(a: torch.Tensor, b: torch.Tensor, step: int = 8) -> torch.T
     "matmul-accumulates-in-half",
     "float16 and bfloat16 products add up in the same dtype",
     issue="none: CUDA's allow_fp16_accumulation",
-    operators=("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"),
+    operators=_PRODUCTS,
     explanation="accumulation in half",
     trigger=lambda device: randn(device, 8, 512).bfloat16() @ randn(device, 512, 8, seed=1).bfloat16(),
 )
