@@ -30,7 +30,6 @@ __all__ = [
     "FAIL_ON",
     "KINDS",
     "LEDGER",
-    "MIN_TIMED_CALLS",
     "NEW",
     "WORSE",
     "KnownLine",
@@ -53,10 +52,6 @@ KINDS = ("unsupported", "error", "mismatch", "fallback", "slow")
 # Not fallback and slow: they cost time, and the results are right.
 FAIL_ON = ("unsupported", "error", "mismatch")
 """Kinds that fail a run by default."""
-
-# One slow call may have waited for a processor or woken the thread pool: 12 ms were seen for a call of 0.4 ms.
-MIN_TIMED_CALLS = 3
-"""An operator is found slow by the fastest of so many calls or more."""
 
 NEW, WORSE = "new", "worse"
 """In the place of kinds: findings that a baseline does not have, or has in a lesser degree."""

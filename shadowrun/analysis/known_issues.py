@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from shadowrun.analysis.findings import MIN_TIMED_CALLS
 from shadowrun.analysis.wording import plural
-from shadowrun.settings import MIN_TIMED_CALLS, fits_operator, fits_platform
+from shadowrun.settings import fits_operator, fits_platform
 from shadowrun.types import Status
 
 if TYPE_CHECKING:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from shadowrun.settings import MIN_TIMED_CALLS
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -41,7 +39,6 @@ class SlowCalls:
 
     def __init__(self, ratio: float) -> None:
         self.ratio = ratio
-        self._seeming: Counter[int] = Counter()
         self._confirmed: Counter[int] = Counter()
         self._acquitted: set[int] = set()
 
@@ -59,9 +56,9 @@ class SlowCalls:
         The first of two runs wakes the thread pool, and on a busy machine waits for a processor: 12 ms for a
         call of 0.4 ms were seen. So a slow first run counts only if the runs after the reference's are slow too.
 
-        An operator is found slow by the fastest of `MIN_TIMED_CALLS` calls or more, so the calls before it cannot
-        decide that. They are not run again: on a device that is wrong in every third call, one more run of the same
-        inputs may take the place of the wrong one.
+        An operator is found slow by its fastest call, so one that was short once is not run again: on a busy machine
+        most calls may seem slow, and on a device that is wrong in every third call, one more run of the same inputs
+        may take the place of the wrong one.
 
         Args:
             plan: The operator.
@@ -70,10 +67,8 @@ class SlowCalls:
             again: Runs the call once more on the target.
         """
         index = plan.index
-        if not self.is_slow(actual_ns, expected_ns) or index in self._acquitted:
-            return actual_ns
-        self._seeming[index] += 1
-        if self._seeming[index] < MIN_TIMED_CALLS or self._confirmed[index] >= _MAX_CONFIRMED:
+        settled = index in self._acquitted or self._confirmed[index] >= _MAX_CONFIRMED
+        if settled or not self.is_slow(actual_ns, expected_ns):
             return actual_ns
         best, spent = actual_ns, 0
         for _ in range(_MAX_RERUNS):
@@ -82,7 +77,7 @@ class SlowCalls:
             # One fast run proves that the kernel is not slow: the first run had woken the thread pool.
             if not self.is_slow(best, expected_ns):
                 if best < _SLOW_NS:
-                    self._acquitted.add(index)  # its fastest call is too short to be slow, whatever follows
+                    self._acquitted.add(index)  # what follows cannot make its fastest call longer
                 return best
             if spent > _MAX_RERUN_NS:
                 break
