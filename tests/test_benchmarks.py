@@ -95,7 +95,7 @@ def test_single_operators_rates_and_startup_have_figures(tmp_path):
     assert 1 < added < 10_000
     assert all(row["rate"] > 0 and math.isfinite(row["rate"]) for row in found["rates"])
     assert {row["size"] for row in found["rates"]} == {"4 KB", "4 MB", "64 MB"}
-    assert {row["name"] for row in found["startup"]} >= {"shadowrun --version", "import shadowrun"}
+    assert {row["name"] for row in found["startup"]} >= {"shadowrun --help", "shadowrun --version", "import shadowrun"}
     assert all(row["cpu_ms"] > 0 for row in found["startup"])
     assert {target["unit"] for target in found["targets"]} == {
         "µs added", "ms", "of memcmp's rate", "of memcpy's rate", "GB/s",
