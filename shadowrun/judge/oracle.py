@@ -25,7 +25,7 @@ from shadowrun.strided import span
 from shadowrun.torch_private import is_zero_tensor, schema_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from shadowrun.operators.case import Case, Value
 
@@ -319,7 +319,18 @@ def n_terms(case: Case, position: int) -> float:
     """About how many terms enter each element of a result; see `judge.rounding.rounding_bounds.reduction_length`."""
     value = case.expected[position]
     size = value.numel() if isinstance(value, torch.Tensor) else 1
-    return reduction_length((t.numel() for t in tensors(case.args, case.kwargs) if t.is_floating_point()), size)
+    given = _inputs_of(case, position) if case.facts.lists else tensors(case.args, case.kwargs)
+    return reduction_length((t.numel() for t in given if t.is_floating_point()), size)
+
+
+def _inputs_of(case: Case, position: int) -> Iterator[torch.Tensor]:
+    """Tensors from which one item of an operator of lists is computed."""
+    item = case.names[position].rpartition("[")[2].removesuffix("]")
+    for value in (*case.args, *case.kwargs.values()):
+        if not isinstance(value, (list, tuple)):
+            yield from tensors((value,), {})
+        elif item.isdecimal() and int(item) < len(value):
+            yield from tensors((value[int(item)],), {})
 
 
 def widen(t: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor] | None) -> torch.Tensor:

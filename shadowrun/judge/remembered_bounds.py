@@ -49,12 +49,14 @@ class ResultBound(NamedTuple):
         max_ulp: Greatest distance; 0 where any difference climbs the ladder.
         of_operator: The distance is the operator's own; its evidence says so.
         coarse: It has 16 or 8 bits: where more elements differ, all of them are tested for bias.
+        form: Number of elements and dtype of an item of a list, which the context may not have; None elsewhere.
     """
 
     name: str
     max_ulp: int
     of_operator: bool
     coarse: bool
+    form: tuple[int, str] | None = None
 
 
 @dataclass(slots=True)
@@ -100,7 +102,7 @@ class ContextBounds:
 
     def for_native(self, make: Callable[..., Any] | None) -> Any:
         """The same in C; None where the diffs do not decide, or without the part in C."""
-        if make is None or not self.is_enough:
+        if make is None or not self.is_enough or any(r.form for r in self.results):
             return None
         return make(tuple((r.max_ulp, r.of_operator, r.coarse) for r in self.results), ENOUGH, DIFFERING)
 
@@ -111,6 +113,8 @@ class ContextBounds:
         return self._verdict(position, d.max_ulp) if passes else None
 
     def _passes(self, bound: ResultBound, d: TensorDiff) -> bool:
+        if bound.form is not None and bound.form != (d.n_elements, d.expected.dtype):
+            return False
         # At most 0 ULP apart: payloads of NaN or signs of zeros, which have evidence of their own.
         if not 1 <= d.max_ulp <= bound.max_ulp or d.n_nan or d.n_inf or d.n_zero_sign:
             return False
@@ -179,12 +183,14 @@ def bounds_of(case: Case, tolerance: ToleranceOf) -> ContextBounds | None:
     # A random operator is not judged by values; what is open needs the values.
     if row.open_elements is not None or torch.Tag.nondeterministic_seeded in case.func.tags:
         return None
-    # A context has no more than the type of a float, and the forms of four items of a list.
+    # A context has no more than the type of a float.
     if any(type(named.get(k)) is float for k in _SCALES):
         return None
-    if any(isinstance(a, (list, tuple)) and any(isinstance(t, torch.Tensor) for t in a) for a in named.values()):
-        return None
     dtypes = [t.dtype for t in tensors((*case.expected, *case.args), case.kwargs)]
+    # And the forms of four items of a list: the others may have another dtype, and with it another bound.
+    in_lists = any(isinstance(a, (list, tuple)) and any(isinstance(t, torch.Tensor) for t in a) for a in named.values())
+    if in_lists and len(set(dtypes)) > 1:
+        return None
     of_operator = ulp_bound(case.op, dtypes, named)
     # Each run of an atomic operator is compared with another.
     results, is_enough = [], not row.atomic
@@ -204,5 +210,6 @@ def bounds_of(case: Case, tolerance: ToleranceOf) -> ContextBounds | None:
             limit = of_operator
         else:
             limit = FEW_ULP_COARSE if coarse else FEW_ULP
-        results.append(ResultBound(name, limit, of_operator=of_operator is not None, coarse=coarse))
+        form = (value.numel(), dtype_name(value.dtype)) if in_lists else None
+        results.append(ResultBound(name, limit, of_operator=of_operator is not None, coarse=coarse, form=form))
     return ContextBounds(tuple(results), is_enough) if any(r.max_ulp for r in results) else None

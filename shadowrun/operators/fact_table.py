@@ -176,8 +176,13 @@ ROWS: Final[dict[str, OpFacts]] = {
     "from_file": OpFacts(skip="reads a file"),
     "full": OpFacts(ulp_bound=0, source=_EXACT),
     "full_like": OpFacts(ulp_bound=0, source=_EXACT),
+    # Weight decay as a part of the gradient makes the magnitudes too small, which leaves more to the oracle.
+    "_fused_adagrad": OpFacts(chain=True, subtracts_from="self"),
+    "_fused_adam": OpFacts(chain=True, subtracts_from="self"),
+    "_fused_adamw": OpFacts(chain=True, subtracts_from="self"),
     "_fused_rms_norm": OpFacts(saved=(1,), one_stage=True, norm="row"),
     "_fused_rms_norm_backward": OpFacts(norm_gradient=True),
+    "_fused_sgd": OpFacts(chain=True, subtracts_from="self"),
     "gather": OpFacts(ulp_bound=0, source=_EXACT, only_moves=True),
     "ge": OpFacts(ulp_bound=0, source=_EXACT),
     # x/2 (1 + erf(x / sqrt 2)): no correct digit is left at x = -6.

@@ -37,6 +37,7 @@ class OpFacts:
         arithmetic: A short chain of IEEE operations on each element; optimizers are.
         rounds_once: One IEEE operation.
         chain: Its result on magnitudes bounds the sum of the magnitudes of its terms.
+        subtracts_from: Argument from which such a chain subtracts: with its sign changed, magnitudes add up.
         accumulates: It reduces or contracts: its error grows with the number of terms.
         n_factors: Of how many inputs each term is a product, for operators that are linear in each of these inputs: a
             sum 1, a matrix product 2; 0 for all others. On squared inputs these give the sum of the squared terms.
@@ -97,6 +98,7 @@ class OpFacts:
     arithmetic: bool = False
     rounds_once: bool = False
     chain: bool = False
+    subtracts_from: str = ""
     # Sums
     accumulates: bool = False
     n_factors: int = 0

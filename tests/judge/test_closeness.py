@@ -135,6 +135,109 @@ def test_chains_of_arithmetic(make_case, op):
     assert Judge()(wrong)[0].status is Status.MISMATCH
 
 
+def items(scale, seed):
+    return [normal(40, 30, seed=seed) * scale, normal(70, seed=seed + 1) * scale]
+
+
+STEPS = [torch.tensor(7.0), torch.tensor(7.0)]
+ADAM = {
+    "lr": 1e-3,
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "weight_decay": 0.01,
+    "eps": 1e-8,
+    "amsgrad": False,
+    "maximize": False,
+}
+SGD = {"weight_decay": 0.0, "momentum": 0.9, "lr": 0.1, "dampening": 0.0, "nesterov": False, "maximize": False}
+OPTIMIZERS = {
+    "adamw": (
+        aten._fused_adamw_.default,
+        (
+            items(1.0, seed=0),
+            items(0.1, seed=2),
+            items(0.05, seed=4),
+            [t.abs() for t in items(1e-3, seed=6)],
+            [],
+            STEPS,
+        ),
+        ADAM,
+    ),
+    "adam": (
+        aten._fused_adam_.default,
+        (
+            items(0.0, seed=0),
+            items(0.1, seed=2),
+            items(0.05, seed=4),
+            [t.abs() for t in items(1e-3, seed=6)],
+            [],
+            STEPS,
+        ),
+        {**ADAM, "weight_decay": 0.0, "maximize": False},
+    ),
+    "sgd": (
+        aten._fused_sgd_.default,
+        (items(1.0, seed=0), items(0.1, seed=2), items(1.0, seed=4)),
+        {**SGD, "is_first_step": False},
+    ),
+    "adagrad": (
+        aten._fused_adagrad_.default,
+        (items(0.01, seed=0), items(0.1, seed=2), [t.abs() for t in items(0.1, seed=4)], STEPS),
+        {"lr": 0.01, "lr_decay": 0.0, "weight_decay": 0.0, "eps": 1e-10, "maximize": False},
+    ),
+}
+
+
+def in_float64(op, **other):
+    """The optimizer in float64, rounded once; with other numbers it is a wrong one."""
+
+    def target(*lists, **numbers):
+        wide = [[t.double() if t.dim() else t for t in given] for given in lists]
+        op(*wide, **{**numbers, **other})
+        for mine, theirs in zip(lists, wide, strict=True):
+            for t, w in zip(mine, theirs, strict=True):
+                t.copy_(w)
+
+    return target
+
+
+def optimizer_verdicts(case):
+    check = ClosenessCheck(case, MANY_BYTES)
+    diffs = [diff("", a, e) for a, e in zip(case.actual, case.expected, strict=True)]
+    assert max(d.max_ulp for d in diffs) > 4
+    return [check.verdict(k, d) for k, d in enumerate(diffs) if d.n_different]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_fused_optimizers_are_chains_of_arithmetic(make_case, name):
+    op, args, numbers = OPTIMIZERS[name]
+    case = make_case(op, in_float64(op), *args, **numbers)
+    found = optimizer_verdicts(case)
+    assert None not in found
+    assert any("units of rounding" in verdict.evidence for verdict in found)
+    assert Judge()(case)[0].status is Status.MATCH
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("adamw", {"lr": 1.001e-3}),
+        ("adamw", {"beta2": 0.9991}),
+        ("adamw", {"weight_decay": 0.0}),
+        ("adam", {"beta1": 0.9001}),
+        ("adam", {"lr": 1.001e-3}),
+        ("sgd", {"nesterov": True}),
+        ("sgd", {"lr": 0.10001}),
+        ("adagrad", {"lr": 0.01001}),
+    ],
+)
+def test_a_wrong_number_of_an_optimizer_does_not_pass(make_case, name, wrong):
+    op, args, numbers = OPTIMIZERS[name]
+    case = make_case(op, in_float64(op, **wrong), *args, **numbers)
+    assert None in optimizer_verdicts(case)
+    assert Judge()(case)[0].status is Status.MISMATCH
+
+
 def test_overflow_of_the_squares_is_no_pass(make_case):
     a, b = normal(4, 4) * 1e25, normal(4, 4, seed=1)
     case = make_case(aten.mm.default, lambda a, b: (a @ b) * 1.01, a, b)

@@ -95,6 +95,16 @@ def test_terms(make_case):
     assert n_terms(make_case(aten.sum.default, torch.sum, torch.ones(4, 100)), 0) == pytest.approx(400)
 
 
+def test_terms_of_an_item_of_a_list_are_its_own(make_case):
+    many = [torch.ones(4), *(torch.ones(100, 100) for _ in range(5))]
+    single = make_case(aten.add.Tensor, aten.add.Tensor, many[0], many[0])
+    assert n_terms(make_case(aten._foreach_add.List, aten._foreach_add.List, many, many), 0) == n_terms(single, 0)
+    assert n_terms(make_case(aten._foreach_norm.Scalar, aten._foreach_norm.Scalar, many), 0) == pytest.approx(4)
+    assert n_terms(make_case(aten._foreach_norm.Scalar, aten._foreach_norm.Scalar, many), 1) == pytest.approx(10_000)
+    of_one = make_case(aten._foreach_mul.Tensor, aten._foreach_mul.Tensor, many, torch.tensor(2.0))
+    assert n_terms(of_one, 0) == 1
+
+
 def test_refusals(make_case):
     case = make_case(aten.exp.default, torch.exp, torch.ones(1000))
     with pytest.raises(NoOracle, match="it needs"):

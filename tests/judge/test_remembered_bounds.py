@@ -76,15 +76,40 @@ def test_where_the_user_gave_a_tolerance_nothing_is_remembered(op, args):
     "case",
     [
         make_case(aten.native_dropout.default, aten.native_dropout.default, torch.rand(4), 0.0, False),
-        make_case(aten._foreach_add.Scalar, aten._foreach_add.Scalar, [torch.rand(4)], 1.0),
+        make_case(
+            aten._foreach_add.List, aten._foreach_add.List, [torch.rand(4)] * 2, [torch.rand(4), torch.rand(4).half()]
+        ),
         make_case(aten.add.Tensor, aten.add.Tensor, torch.rand(4), torch.rand(4), alpha=0.5),
         make_case(aten.argmax.default, aten.argmax.default, torch.rand(4)),
         make_case(aten.clone.default, aten.clone.default, torch.rand(4)),
     ],
-    ids=["random", "a list", "a float scale", "ties", "exact"],
+    ids=["random", "dtypes of a list", "a float scale", "ties", "exact"],
 )
 def test_calls_that_a_context_does_not_describe_climb_the_ladder(case):
     assert bounds_of(case, no_tolerance) is None
+
+
+@needs_native
+def test_items_of_a_list_are_remembered_with_their_forms():
+    def off(*args):
+        return [(t.view(torch.int32) ^ 1).view(torch.float32) for t in aten._foreach_add.List(*args)]
+
+    def case_of(*sizes, target=off, dtype=torch.float32):
+        lists = [[torch.rand(n, dtype=dtype) + 1 for n in sizes] for _ in range(2)]
+        return make_case(aten._foreach_add.List, target, *lists)
+
+    judge, remembered = Judge(), RememberedBounds(None, lambda *_: pytest.fail("C compares no lists"))
+    first = case_of(100, 200)
+    remembered.learn(0, first, *judge(first))
+    known = remembered.by_context[0]
+    again = case_of(100, 200)
+    assert known.judge(again.actual, again.expected) == judge(again)
+    # A context has the forms of four items: the others may differ.
+    for other in (case_of(100, 201), case_of(100, 200, 200)):
+        assert known.judge(other.actual, other.expected) is None
+    coarse = case_of(100, 200, target=aten._foreach_add.List, dtype=torch.bfloat16)
+    far = [t.view(torch.int16).add(3).view(torch.bfloat16) for t in coarse.actual]
+    assert known.judge(far, coarse.expected) is None
 
 
 def test_small_sums_are_counted_in_any_case():

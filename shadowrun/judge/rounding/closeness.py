@@ -180,7 +180,7 @@ class ClosenessCheck:
         if self._sizes is None or not isinstance(self._sizes[position], torch.Tensor):
             return None
         size = flat_values(self._sizes[position])
-        return size.sqrt() if squared else size
+        return size.sqrt() if squared else size.abs()
 
     def _of_rows(self) -> tuple[Value, ...] | None:
         case = self._case
@@ -206,8 +206,12 @@ class ClosenessCheck:
             return None
         schema = schema_of(case.func).arguments
 
+        minuend = case.arguments().get(self._facts.subtracts_from)
+        negated = {id(t) for t in tensors((minuend,), {})}
+
         def changed(t: torch.Tensor) -> torch.Tensor:
-            return change(t.detach()) if t.is_floating_point() else t.detach().clone()
+            found = change(t.detach()) if t.is_floating_point() else t.detach().clone()
+            return found.neg_() if id(t) in negated else found
 
         def number(name: str, value: Any) -> Any:
             return change_number(value) if name in SCALES and type(value) is float else value
