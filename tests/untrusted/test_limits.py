@@ -29,6 +29,7 @@ from shadowrun.store import DataFile
 from shadowrun.store.salvage import OnDisk, Pages
 from shadowrun.studies.classes.import_published import read_published
 from shadowrun.studies.slowdown.calls import read_mix
+from shadowrun.studies.sweep import scripts
 from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part
 from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
 from shadowrun.studies.sweep.recorded_calls import read_calls
@@ -234,6 +235,19 @@ def test_calls_of_a_context_with_long_texts():
         ("update context set inputs = ?, module = ?", "i" * LONG, "m" * LONG),
     )
     assert taken(lambda: list(shadowrun.load(path).records())) < 60 * LONG
+
+
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [
+        ("no end within 5 s, more than 2 GiB", (5.0, 2 << 30)),
+        ("no end within 1e+03 s", (1000.0, 4 << 30)),
+        ("no end within 1.2.3 s, more than ... GiB", (60.0, 4 << 30)),  # no numbers, but for a pattern
+        ("no end within 9e999 s, more than 9e999 GiB", (3600.0, 1024 << 30)),
+    ],
+)
+def test_limits_that_a_coverage_file_names(text, limits):
+    assert scripts._limits(text) == limits
 
 
 def test_cases_of_a_finding_with_long_texts():

@@ -13,6 +13,7 @@ import pytest
 from shadowrun.cli.main import main
 from shadowrun.report.document import Document, Records, render
 from shadowrun.store import DataFile
+from shadowrun.studies.campaign.causes.root_causes import without_flaws
 from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part
 from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
 from shadowrun.studies.sweep.recorded_calls import UnreadableCall, read_calls, sample
@@ -97,6 +98,11 @@ def test_what_cannot_be_read_is_named_in_part(text):
     with pytest.raises(UnreadableCall) as caught:
         sample("aten::cat", text, 0)
     assert len(str(caught.value)) < 1000
+
+
+def test_flaws_of_a_target():
+    assert without_flaws("sim (a-flaw, another), inductor") == "sim, inductor"
+    assert without_flaws(" (" * N) == " (" * N
 
 
 def test_lists_that_were_cut():

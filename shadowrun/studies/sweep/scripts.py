@@ -70,11 +70,12 @@ _TITLES = {
     Kind.FORM: "has the wrong form",
 }
 # The texts of `Pool._enforce_limits`: a coverage file has no column for limits.
-_SECONDS = re.compile(r"no end within ([\d.]+(?:e\+?\d+)?) s")
+_NUMBER = r"(\d{1,20}(?:\.\d{1,20})?(?:e\+?\d{1,3})?)"
+_SECONDS = re.compile(rf"no end within {_NUMBER} s", re.ASCII)
 _DEFAULT_SECONDS, _DEFAULT_GIB = 60.0, 4.0
 _MAX_SECONDS, _MAX_GIB = 3600.0, 1024.0
 """Bounds on the limits that an explanation names: an untrusted file may name any."""
-_GIB = re.compile(r"more than ([\d.]+) GiB")
+_GIB = re.compile(rf"more than {_NUMBER} GiB", re.ASCII)
 
 
 def write_script(

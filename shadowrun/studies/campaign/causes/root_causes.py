@@ -49,7 +49,8 @@ MISSING: Final = (*_IN_ANY_DTYPE, Kind.UNSUPPORTED_DTYPE)
 """What a platform lacks, whether it says so or computes it on the CPU."""
 _FIGURES: Final = re.compile(r"[0-9]+")
 _MAX_STORY: Final = 80
-_FLAWS: Final = re.compile(r" \([^)]*\)")
+# Not up to the next `)` whatever comes: without one, each ` (` of a long text would be followed to its end.
+_FLAWS: Final = re.compile(r" \([^()]*\)")
 _ORDER: Final = {kind: n for n, kind in enumerate(Kind)}
 
 PUBLISHED_CAUSES: Final = ("operator implementation", "exceptional values", "instruction scheduling", "undefined")
