@@ -1,5 +1,6 @@
 import json
 import re
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -141,6 +142,15 @@ def test_a_script_of_somebody_else_breaks_out_of_no_format():
         assert render(document, "html").count("<script") == 1
         assert "\x1b" not in render(document, "txt") + render(document, "md") + render(document, "html")
         assert "````python\n```\n" in render(document, "md")
+
+
+def test_a_recipe_of_somebody_else_is_one_word_of_a_shell():
+    evil = '["ab",[["insert","\'; touch PWNED; \'"]],1]'
+    scripts = {key: replace(one, recipe=evil + " ") for key, one in made("").items()}
+    found = summary([Seen(4, 0, 3, MM)], scripts=scripts, recipes={4: evil})
+    page = render(cause_document(1, found.root_causes[0], found), "md")
+    shown = [line.partition("`")[2].rstrip("`") for line in page.splitlines() if "PWNED" in line]
+    assert [shlex.split(text) for text in shown] == [[evil], [evil + " "]]
 
 
 def test_what_is_known_is_apart_and_fails_nothing():

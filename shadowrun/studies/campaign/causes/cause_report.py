@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import re
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -194,9 +195,10 @@ def _seen(number: int, cause: RootCause, summary: Summary, made: CauseFile | Non
     yield Fact("first", f"variant {cause.first}")
     yield Fact("smallest", f"variant {cause.smallest.number}, {plural(cause.smallest.size, 'call')}")
     if recipe := summary.recipes.get(cause.smallest.number):
-        yield Fact("recipe", recipe, command=True)
+        # As a word of a shell, to which it is copied: the text may be anyone's.
+        yield Fact("recipe", shlex.quote(recipe), command=True)
     if made is not None and made.recipe and made.recipe != recipe:
-        yield Fact("minimised", made.recipe, command=True)
+        yield Fact("minimised", shlex.quote(made.recipe), command=True)
 
 
 def cause_data(number: int, cause: RootCause, summary: Summary) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -329,7 +330,7 @@ def _facts(wanted: WantedVariant, again: Rerun, program: Program | None) -> list
         steps = ", ".join(f"{name} {json.dumps(params)}" if params else name for name, *params in mutations)
         facts.append(Fact("mutations", steps or "none"))
         facts.append(Fact("seed", str(seed)))
-        facts.append(Fact("recipe", again.recipe, "action", command=True))
+        facts.append(Fact("recipe", shlex.quote(again.recipe), "action", command=True))
     if again.variant.identity is not None:
         facts.append(Fact("identity", hex_of(again.variant.identity)))
     if wanted.variant is not None and wanted.variant.duplicate_of >= 0:
