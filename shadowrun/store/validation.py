@@ -12,7 +12,8 @@ import contextlib
 import os
 import re
 import sqlite3
-from typing import TYPE_CHECKING, Any
+import struct
+from typing import IO, TYPE_CHECKING, Any
 
 from shadowrun.store.codec import SIZES, decode_info
 from shadowrun.store.schema import DIFF_COLUMNS, POSITIONS
@@ -59,6 +60,11 @@ _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 _MIN_WITH_NAME = 16
 # Bytes 18 and 19 of the header of a file with a rollback journal; a file with a write-ahead log has 2 and 2.
 _ROLLBACK_MODES = b"\x01\x01"
+
+# Kinds of pages that have others below them, bytes of the head of one, and levels of a tree that SQLite follows.
+_INNER = (2, 5)
+_INNER_HEAD = 12
+_MAX_DEPTH = 20
 
 Columns = dict[str, dict[str, str]]
 """Table to column to an SQL condition on its values, ``{0}`` in place of the column."""
@@ -238,6 +244,7 @@ def check(connection: sqlite3.Connection, schema: str) -> None:
         sqlite3.Error, UnicodeError: The file cannot be read.
     """
     check_schema(connection, schema)
+    _check_depth(connection)
     # Not `quick_check`, which does not compare indices with tables: readers may take a value from an index.
     (found,) = connection.execute("pragma integrity_check(1)").fetchone()
     if found != "ok":
@@ -245,6 +252,49 @@ def check(connection: sqlite3.Connection, schema: str) -> None:
     dangling = connection.execute("pragma foreign_key_check").fetchone()
     if dangling is not None:
         raise ValueError(f"a row of {dangling[0]} refers to a missing row of {dangling[2]}")
+
+
+def _check_depth(connection: sqlite3.Connection) -> None:
+    """Refuse a file with a deeper tree than any of SQLite's.
+
+    `integrity_check` calls itself for each level: a hundred thousand of them end the process.
+
+    Raises:
+        ValueError: It has one.
+    """
+    path = connection.execute("pragma database_list").fetchone()[2]
+    if not path:  # a database in memory, which we made
+        return
+    connection.execute("begin")  # no writer changes it meanwhile
+    try:
+        roots = connection.execute("select cast(rootpage as integer) from sqlite_master").fetchall()
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - as SQLite names it
+            level, seen = {root for (root,) in roots}, set[int]()
+            size = int.from_bytes(file.read(18)[16:], "big")
+            size = 1 << 16 if size == 1 else size  # the format writes 1 for 65,536
+            for _ in range(_MAX_DEPTH):
+                seen |= level
+                level = {child for page in level for child in _pages_below(file, page, size)} - seen
+    finally:
+        connection.execute("commit")
+    if level:
+        raise ValueError("a tree of its pages is too deep")
+
+
+def _pages_below(file: IO[bytes], number: int, size: int) -> Iterator[int]:
+    """Numbers of the pages below one; any number, since nothing of the file was checked."""
+    start = (number - 1) * size
+    if not 0 <= start < 1 << 48:  # what no page has, and `seek` may refuse
+        return
+    file.seek(start)
+    head = file.read(_INNER_HEAD)
+    if len(head) < _INNER_HEAD or head[0] not in _INNER:
+        return
+    page = head + file.read(size - _INNER_HEAD)
+    cells = page[_INNER_HEAD : _INNER_HEAD + 2 * int.from_bytes(head[3:5], "big")]
+    for (at,) in struct.iter_unpack(">H", cells[: len(cells) & ~1]):
+        yield int.from_bytes(page[at : at + 4], "big")
+    yield int.from_bytes(head[8:], "big")
 
 
 def check_schema(connection: sqlite3.Connection, schema: str) -> None:

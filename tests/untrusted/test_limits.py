@@ -10,12 +10,14 @@ import json
 import os
 import resource
 import sqlite3
+import struct
 import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
 
 import pytest
+import torch
 
 import shadowrun
 from shadowrun import limits
@@ -23,6 +25,7 @@ from shadowrun.cli import main as cli
 from shadowrun.cli.main import main
 from shadowrun.errors import DataFileError, UsageError
 from shadowrun.limits import ResourceLimits
+from shadowrun.recording.file_format.recording_file import read
 from shadowrun.recording.file_format.recording_writer import is_recording
 from shadowrun.settings import read_settings
 from shadowrun.store import DataFile
@@ -189,6 +192,47 @@ def test_a_bound_of_the_user_stays(monkeypatch):
     ResourceLimits.for_files([]).bound_time()
     (soft,) = [limit for kind, limit in set_to if kind == resource.RLIMIT_CPU]
     assert soft == (7, 9)
+
+
+# -- trees of pages --------------------------------------------------------------------------------------
+
+
+def deepen(path, table, levels):
+    """Put pages in front of a table, each of which leads to the next: SQLite's own check calls itself for each."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("pragma page_size = 512")
+    connection.execute("vacuum")
+    ((root,),) = connection.execute("select rootpage from sqlite_master where name = ?", (table,)).fetchall()
+    ((n,),) = connection.execute("pragma page_count").fetchall()
+    connection.execute("pragma writable_schema = on")
+    connection.execute("update sqlite_master set rootpage = ? where name = ?", (n + 1, table))
+    connection.close()
+    places = [*range(n + 2, n + levels + 1), root]
+    pages = b"".join(struct.pack(">BHHHBI500x", 5, 0, 0, 512, 0, place) for place in places)
+    data = bytearray(path.read_bytes()) + pages
+    data[28:32] = (n + levels).to_bytes(4, "big")
+    data[92:96] = data[24:28]  # SQLite believes the number of pages only then
+    path.write_bytes(data)
+
+
+def test_a_tree_of_a_hundred_thousand_levels():
+    """It ended the process by SIGSEGV, also that of a program that loads it."""
+    path = run_file()
+    deepen(path, "site", 200_000)
+    with pytest.raises(DataFileError, match="too deep"):
+        shadowrun.load(path)
+
+
+def test_a_tree_of_a_coverage_file_and_of_a_recording():
+    CoverageFile.begin(Path("x.shadowcov"), SweepInfo("npu", "cpu")).close()
+    with shadowrun.record("x.shadowrec"):
+        torch.ones(2) + 1
+    deepen(Path("x.shadowcov"), "operator", 30)
+    deepen(Path("x.shadowrec"), "form", 30)
+    with pytest.raises(DataFileError, match="too deep"):
+        CoverageFile.open(Path("x.shadowcov"))
+    with pytest.raises(DataFileError, match="too deep"):
+        read(Path("x.shadowrec"))
 
 
 # -- texts that many rows refer to ---------------------------------------------------------------------
