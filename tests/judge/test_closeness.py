@@ -135,6 +135,19 @@ def test_chains_of_arithmetic(make_case, op):
     assert Judge()(wrong)[0].status is Status.MISMATCH
 
 
+@pytest.mark.parametrize("op", [aten.add.Tensor, aten.sub.Tensor, aten.rsub.Tensor])
+def test_sums_with_a_factor_that_cancel(make_case, op):
+    x = normal(400)
+    near = x / 0.3 * (1 + 0.3 * normal(400, seed=1))
+    args = (x, -near) if op is aten.add.Tensor else (x, near) if op is aten.sub.Tensor else (near, x)
+    wide = make_case(op, lambda *a, alpha: op(*(t.double() for t in a), alpha=alpha).float(), *args, alpha=0.3)
+    assert diff("", wide.actual[0], wide.expected[0]).max_ulp > 4
+    assert "units of rounding" in screened(wide).evidence
+    wrong = make_case(op, lambda *a, alpha: op(*a, alpha=alpha * 1.00001), *args, alpha=0.3)
+    assert screened(wrong) is None
+    assert Judge()(wrong)[0].status is Status.MISMATCH
+
+
 def items(scale, seed):
     return [normal(40, 30, seed=seed) * scale, normal(70, seed=seed + 1) * scale]
 

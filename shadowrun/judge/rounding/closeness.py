@@ -16,7 +16,6 @@ the oracle decides.
 
 from __future__ import annotations
 
-from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -33,6 +32,7 @@ from shadowrun.judge.rounding.bias import (
     has_weighted_factor,
     may_be_biased,
 )
+from shadowrun.judge.rounding.row_sizes import has_row_sizes, row_sizes
 from shadowrun.numerics.precision import FORMATS
 from shadowrun.operators.case import tensors
 from shadowrun.operators.facts import facts, ulp_bound
@@ -51,9 +51,7 @@ __all__ = [
     "ClosenessCheck",
     "allowed_ulp",
     "few_ulp",
-    "has_row_sizes",
     "needs_judge",
-    "row_sizes",
     "squared_arguments",
     "sum_tolerance",
     "sum_units",
@@ -131,8 +129,9 @@ class ClosenessCheck:
         # The estimate below is for sums in their own dtype; 16-bit sums are accumulated in float32.
         if fmt.mantissa < 23:
             return None
-        terms = n_terms(self._case, position)
-        size = self._size(position) if terms <= MAX_TERMS else None
+        # The units of `row_sizes` do not grow with the number of terms.
+        short = self._has_rows or n_terms(self._case, position) <= MAX_TERMS
+        size = self._size(position) if short else None
         if size is None:
             return None
         units = self._units(position)
@@ -333,161 +332,3 @@ def _in_order(t: torch.Tensor, view: torch.dtype) -> torch.Tensor:
     """Integers in the order of the floats: magnitudes with a sign, so that neighbours are 1 apart."""
     bits = t.view(view).to(torch.int32)
     return torch.where(bits < 0, -(bits & torch.iinfo(view).max), bits)
-
-
-# How far rounding moves norms and softmaxes: the standard deviation of each element, in closed form.
-#
-# The oracle perturbs each input by about a unit roundoff and takes the spread of the results for the condition. For
-# these operators the first derivatives are known, so the variance that such perturbations have is a few sums over each
-# row: it needs no further run.
-
-Sizes = tuple[torch.Tensor, ...]
-
-
-def has_row_sizes(op: str) -> bool:
-    """Whether `row_sizes` knows an operator, by its qualified name."""
-    return op in _FORMULAS
-
-
-def row_sizes(case: Case) -> Sizes | None:
-    """Standard deviation of each result where each input is off by a unit roundoff, in unit roundoffs.
-
-    Values that are not finite mean: not known. None where the results are not those of the formula.
-    """
-    named = case.arguments()
-    sizes = _FORMULAS[case.op](named, case.expected)
-    if len(sizes) != len(case.expected):
-        # A gradient that is not wanted is no result.
-        wanted = named.get("output_mask", ())
-        sizes = tuple([size for size, is_wanted in zip(sizes, wanted, strict=False) if is_wanted])
-    return sizes if [_n_elements(s) for s in sizes] == [_n_elements(e) for e in case.expected] else None
-
-
-# Each formula is written in place: a fresh tensor costs page faults, which take longer than the arithmetic on it.
-
-
-def _layer_norm(named: dict[str, Any], _: Any) -> Sizes:
-    x, shape, weight, bias = named["input"], named["normalized_shape"], named["weight"], named["bias"]
-    rows, n = _inner(shape), prod(shape)
-    normal = x - x.mean(rows, True)
-    square = normal * normal
-    # `var_mean` on the CPU takes as long as fifty passes.
-    rstd = square.mean(rows, True).add_(named["eps"]).rsqrt_()
-    normal.mul_(rstd)
-    torch.mul(x, x, out=square)
-    of_mean = square.sum(rows, True).sqrt_().div_(n)
-    found, of_normal, moved = _of_normal(square, normal, rows, n)
-    of_rstd = moved.sqrt_().mul_(rstd * rstd).div_(n)
-    found.mul_(rstd * rstd)
-    if weight is not None:
-        # The weight is off as well.
-        found.add_(of_normal).mul_(weight * weight)
-    if bias is not None:
-        found.add_(bias * bias)
-    return _root(found), of_mean, of_rstd
-
-
-def _of_normal(
-    square: torch.Tensor, normal: torch.Tensor, rows: tuple[int, ...], n: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sum over j of ``square_j * (delta_ij - (1 + normal_i normal_j) / n) ** 2``: the derivative of a normalization.
-
-    Returns:
-        The sum for each element i; ``normal ** 2``; the sum of ``square * normal ** 2`` over each row.
-    """
-    of_normal = normal * normal
-    found = square * normal
-    s0, s1 = square.sum(rows, True), found.sum(rows, True)
-    s2 = found.mul_(normal).sum(rows, True)
-    torch.add(of_normal, 1.0, out=found).mul_(-2.0 / n).add_(1.0).mul_(square)
-    found.addcmul_(normal, s1, value=2.0 / (n * n)).addcmul_(of_normal, s2, value=1.0 / (n * n))
-    return found.add_(s0, alpha=1.0 / (n * n)), of_normal, s2
-
-
-def _layer_norm_backward(named: dict[str, Any], _: Any) -> Sizes:
-    grad, x, shape, weight = named["grad_out"], named["input"], named["normalized_shape"], named["weight"]
-    mean, rstd = named["mean"], named["rstd"]
-    rows, n = _inner(shape), prod(shape)
-    batch = tuple(range(x.dim() - len(shape)))
-    normal = (x - mean).mul_(rstd)
-    a = grad if weight is None else grad * weight
-    scratch = a * normal
-    c1, c2 = a.mean(rows, True), scratch.mean(rows, True)
-    square = a * a
-    found, of_normal, _moved = _of_normal(square, normal, rows, n)
-    if weight is not None:
-        # The gradient and the weight are off each by itself, and enter alike.
-        found.mul_(2.0)
-    scaled = (x * x).mul_(rstd * rstd)
-    # Of the input itself.
-    found.addcmul_(of_normal, square.mul_(scaled).sum(rows, True), value=1.0 / (n * n))
-    found.addcmul_(scratch.mul_(2.0 / n).add_(c2).mul_(scaled), c2)
-    # Of the mean, and of the reciprocal of the deviation.
-    torch.mul(normal, c2, out=scratch)
-    found.add_(torch.sub(a, scratch, alpha=3.0, out=square).sub_(c1).square_())
-    found.add_(torch.mul(normal, c1, out=scratch).add_(c2).mul_(mean * rstd).square_())
-    of_input = _root(found.mul_(rstd * rstd))
-    torch.mul(grad, grad, out=square)
-    moved = of_normal.mul_(2.0).add_(scaled).add_((mean * rstd).square_()).mul_(square)
-    if batch:
-        moved, square = moved.sum(batch), square.sum(batch)
-    return of_input, _root(moved), square.sqrt_()
-
-
-def _softmax(named: dict[str, Any], expected: Any) -> Sizes:
-    x, y, dim = named["self"], expected[0], named["dim"]
-    # What is masked out by -inf is 0, and stays so.
-    square = x.masked_fill(y == 0, 0.0).square_()
-    scratch = y * y
-    total = scratch.mul_(square).sum(dim, True)
-    found = torch.mul(y, -2.0, out=scratch).add_(1.0).mul_(square).add_(total)
-    return (_root(found).mul_(y),)
-
-
-def _softmax_backward(named: dict[str, Any], _: Any) -> Sizes:
-    grad, y, dim = named["grad_output"], named["output"], named["dim"]
-    product = grad * y
-    rest = grad - product.sum(dim, True)
-    scratch = product * product
-    both = scratch.sum(dim, True).mul_(2.0)
-    found = torch.mul(y, -2.0, out=scratch).add_(1.0).mul_(grad).mul_(grad).add_(both)
-    found.addcmul_(rest, product.mul_(-2.0).add_(rest))
-    return (_root(found).mul_(y),)
-
-
-def _log_softmax(named: dict[str, Any], expected: Any) -> Sizes:
-    square, y, dim = named["self"].square(), expected[0].exp(), named["dim"]
-    total = (y * y).mul_(square).sum(dim, True)
-    return (_root(y.mul_(-2.0).add_(1.0).mul_(square).add_(total)),)
-
-
-def _log_softmax_backward(named: dict[str, Any], _: Any) -> Sizes:
-    grad, out, dim = named["grad_output"], named["output"], named["dim"]
-    y, square = out.exp(), grad * grad
-    moved = (y * out).mul_(grad.sum(dim, True)).square_()
-    moved.addcmul_(y.square(), square.sum(dim, True))
-    return (_root(moved.add_(y.mul_(-2.0).add_(1.0).mul_(square))),)
-
-
-def _n_elements(value: Any) -> int:
-    return value.numel() if isinstance(value, torch.Tensor) else -1
-
-
-def _root(variance: torch.Tensor) -> torch.Tensor:
-    # Terms that cancel may leave a rounding error below 0.
-    return variance.clamp_min_(0.0).sqrt_()
-
-
-def _inner(shape: Any) -> tuple[int, ...]:
-    return tuple(range(-len(shape), 0))
-
-
-_FORMULAS: dict[str, Callable[[dict[str, Any], Any], Sizes]] = {
-    "aten::native_layer_norm": _layer_norm,
-    "aten::native_layer_norm_backward": _layer_norm_backward,
-    "aten::_softmax": _softmax,
-    "aten::_safe_softmax": _softmax,
-    "aten::_softmax_backward_data": _softmax_backward,
-    "aten::_log_softmax": _log_softmax,
-    "aten::_log_softmax_backward_data": _log_softmax_backward,
-}
