@@ -47,6 +47,19 @@ def batch_norm_backward(*shape, training=True, weight=True):
     return aten.native_batch_norm_backward.default, (grad, x, w, means, variances, mean, rstd, training, 1e-5, wanted)
 
 
+def group_norm(groups, *shape, weight=True):
+    w, b = (normal(shape[1], seed=1), normal(shape[1], seed=2)) if weight else (None, None)
+    sizes = (shape[0], shape[1], shape[2] * shape[3], groups)
+    return aten.native_group_norm.default, (normal(*shape) * 2 + 1, w, b, *sizes, 1e-5)
+
+
+def group_norm_backward(groups, *shape, weight=True):
+    x, w, _, *sizes, _ = group_norm(groups, *shape, weight=weight)[1]
+    _, mean, rstd = aten.native_group_norm(x, w, None, *sizes, 1e-5)
+    grad = normal(*shape, seed=7)
+    return aten.native_group_norm_backward.default, (grad, x, mean, rstd, w, *sizes, [True, weight, weight])
+
+
 def backward_of(softmax, backward, x, grad):
     return backward, (grad, softmax(x, -1), -1, torch.float32)
 
@@ -65,6 +78,10 @@ CALLS = {
     "batch norm, backward": batch_norm_backward(8, 5, 6, 6),
     "no affine, backward": batch_norm_backward(40, 5, weight=False),
     "in evaluation, backward": batch_norm_backward(8, 5, 6, 6, training=False),
+    "group norm": group_norm(3, 4, 6, 5, 5),
+    "group norm, no affine": group_norm(2, 4, 6, 5, 5, weight=False),
+    "group norm, backward": group_norm_backward(3, 4, 6, 5, 5),
+    "group norm, no affine, backward": group_norm_backward(2, 4, 6, 5, 5, weight=False),
     "softmax": (aten._softmax.default, (normal(16, 40) * 5, -1, False)),
     "first dimension": (aten._softmax.default, (normal(8, 5, 6), 0, False)),
     "safe softmax": (aten._safe_softmax.default, (masked(normal(16, 40)), -1)),

@@ -70,6 +70,17 @@ def _batch_norm(named: dict[str, Any], expected: Any) -> Sizes:
     ]
 
 
+def _group_norm(named: dict[str, Any], _: Any) -> Sizes:
+    shape = _groups(named)
+    weight, bias = (t if t is None else t.view(1, *shape[1:3], 1) for t in (named["weight"], named["bias"]))
+    return _normalization(named["input"].reshape(shape), (2, 3), prod(shape[2:]), named["eps"], weight, bias)[:3]
+
+
+def _groups(named: dict[str, Any]) -> tuple[int, int, int, int]:
+    """Images, groups, channels of a group, elements of a channel."""
+    return named["N"], named["group"], named["C"] // named["group"], named["HxW"]
+
+
 def _normalization(
     x: torch.Tensor, rows: tuple[int, ...], n: int, eps: float, weight: Any, bias: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -137,6 +148,16 @@ def _batch_norm_backward(named: dict[str, Any], _: Any) -> Sizes:
         # A product of three, one of which is the root of a variance.
         found = (a * rstd).abs_().mul_(1.5)
     return found, _root(moved.sum(rows)), square.sum(rows).sqrt_()
+
+
+def _group_norm_backward(named: dict[str, Any], _: Any) -> Sizes:
+    shape, weight = _groups(named), named["weight"]
+    grad, x = named["grad_out"].reshape(shape), named["input"].reshape(shape)
+    mean, rstd = (named[k].view(*shape[:2], 1, 1) for k in ("mean", "rstd"))
+    # As in a layer norm, each channel of a row has a weight of its own.
+    a, factors = (grad, 1.0) if weight is None else (grad * weight.view(1, *shape[1:3], 1), 2.0)
+    found, moved, square = _normalization_backward(grad, a, x, mean, rstd, (2, 3), prod(shape[2:]), factors)
+    return found, _root(moved.sum((0, 3))), square.sum((0, 3)).sqrt_()
 
 
 def _normalization_backward(
@@ -228,6 +249,8 @@ def _inner(shape: Any) -> tuple[int, ...]:
 _FORMULAS: dict[str, Callable[[dict[str, Any], Any], Sizes]] = {
     "aten::native_batch_norm": _batch_norm,
     "aten::native_batch_norm_backward": _batch_norm_backward,
+    "aten::native_group_norm": _group_norm,
+    "aten::native_group_norm_backward": _group_norm_backward,
     "aten::native_layer_norm": _layer_norm,
     "aten::native_layer_norm_backward": _layer_norm_backward,
     "aten::_softmax": _softmax,
