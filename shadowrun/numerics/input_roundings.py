@@ -53,9 +53,9 @@ class InputRounding(NamedTuple):
 def _to_bits(x: torch.Tensor, dropped: int, half: int) -> torch.Tensor:
     """Clear the last `dropped` mantissa bits of float32 values, after adding `half`."""
     # Half a unit before the cut rounds to nearest, ties away from zero, as tf32 units do; 0 truncates.
-    rounded = ((x.view(torch.int32) + half) & -(1 << dropped)).view(torch.float32)
-    # The addition carries some NaN into the sign.
-    return torch.where(x.isnan(), x, rounded) if half else rounded
+    rounded = (x.view(torch.int32) + half).bitwise_and_(-(1 << dropped)).view(torch.float32)
+    # The addition carries some NaN into the sign. The sum shows whether there is one, and reads x once.
+    return torch.where(x.isnan(), x, rounded) if half and bool(x.sum().isnan()) else rounded
 
 
 def _cut(dropped: int, half: int) -> InputRounding:

@@ -97,13 +97,29 @@ def _products(generator):
     def normal(*shape):
         return torch.randn(*shape, generator=generator)
 
-    for m, k, n in ((16, 24, 12), (40, 200, 9), (6, 1200, 64)):
+    # The last is large enough for a sketch, and so are the last convolutions.
+    for m, k, n in ((16, 24, 12), (40, 200, 9), (6, 1200, 64), (96, 70, 33)):
         yield aten.mm.default, lambda m=m, k=k, n=n: (normal(m, k), normal(k, n))
         yield aten.mm.default, lambda m=m, k=k, n=n: (normal(m, k).abs(), normal(k, n).abs())
         yield aten.addmm.default, lambda m=m, k=k, n=n: (normal(n), normal(m, k), normal(k, n))
         yield aten.bmm.default, lambda m=m, k=k, n=n: (normal(3, m, k), normal(3, k, n))
     settings = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
     yield aten.convolution.default, lambda: (normal(2, 3, 8, 8), normal(5, 3, 3, 3), normal(5), *settings)
+    for bias in (None, 12):
+
+        def x_and_weight(bias=bias):
+            vectors = [None if bias is None else normal(bias)]
+            return normal(3, 10, 9, 9), normal(12, 10, 3, 3), *vectors, *settings
+
+        def gradient(bias=bias):
+            # As behind a batch norm, whose gradient has a mean of 0.
+            g = normal(3, 12, 9, 9)
+            g -= g.mean((0, 2, 3), keepdim=True)
+            sizes = None if bias is None else [bias]
+            return g, normal(3, 10, 9, 9), normal(12, 10, 3, 3), sizes, *settings, [True, True, bias is not None]
+
+        yield aten.convolution.default, x_and_weight
+        yield aten.convolution_backward.default, gradient
 
 
 def _ulps(t, n, where):
@@ -188,7 +204,9 @@ def cases(seed, op=""):
                     args = [ROUNDINGS[rounding](a) if isinstance(a, torch.Tensor) and a.dim() > 1 else a for a in args]
                 out = func(*args)
                 results = out if isinstance(out, tuple) else (out,)
-                changed = tuple(_change(r, kind, own) if r.is_floating_point() else r for r in results)
+                changed = tuple(
+                    _change(r, kind, own) if r is not None and r.is_floating_point() else r for r in results
+                )
                 if func._schema.is_mutable:
                     args[0].copy_(changed[0])
                     return args[0]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from shadowrun.judge.cause import known_roundings
 from shadowrun.judge.cause.known_roundings import KnownRoundings
 from shadowrun.judge.judge import Judge
 from shadowrun.types import Cause, Status
@@ -69,6 +70,26 @@ def test_a_call_that_is_clearly_worse_than_all_before_climbs_the_ladder_once(kno
     known.learn(7, case, *Judge()(case))
     assert known.judge(7, product(seed=3)) is None, "the eighth call"
     assert known.judge(7, product(seed=3, share_far=0.4)) is not None
+
+
+def shifted(by, n):
+    """A product of matrices whose mean is not 0: its result is far greater than its error."""
+    generator = torch.Generator().manual_seed(by)
+    a, b = (torch.randn(n, n, generator=generator) + by for _ in range(2))
+    return make_case(aten.mm.default, lambda x, y: ROUNDINGS["bf16"](x) @ ROUNDINGS["bf16"](y), a, b)
+
+
+@pytest.mark.parametrize("n", [40, 64], ids=["by the product", "by its sketch"])
+def test_layers_that_take_turns_in_a_context_do_not_climb_the_ladder_each_time(n, monkeypatch):
+    known, near, far = KnownRoundings(), shifted(3, n), shifted(0, n)
+    assert distance(far) > 2.5 * distance(near)
+    for case in (far, near, far):
+        known.learn(7, case, *Judge()(case))
+    products, evaluate = [], known_roundings.evaluate
+    monkeypatch.setattr(known_roundings, "evaluate", lambda *args: (products.append(args), evaluate(*args))[1])
+    found = [known.judge(7, case) for case in (far, near) * 4]
+    assert [k for k, verdict in enumerate(found, 2) if verdict is None] == [2, 4, 8]
+    assert len(products) == (0 if n == 64 else 5)
 
 
 def test_the_schedule_is_that_of_the_operator_and_each_context_begins_with_the_ladder(known):

@@ -3,7 +3,7 @@
 A device whose products round their inputs to tf32 or bfloat16 is wrong in each product of a step, for one reason. The
 full ladder asks the oracle three times for each. Once it has named the reason, the next calls of the context run the
 operator once more on the CPU, on inputs rounded so, and are mismatches for the same reason where that explains the
-distance from the reference as well as it did, and the distance is as great as it was. Of a matrix product, its sketch
+distance from the reference as well as it did, and the distance is as great as it was. Of a product, its sketch
 (`product_sketch`) is enough where it fits as well as it did. The ladder judges the first call of each context, the 2nd,
 4th, 8th … call of an operator all the same, each that fits less well, and each that is clearly farther from the
 reference than all calls of the context before.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
+from shadowrun.judge.cause.convolution_sketch import sketch_convolution
 from shadowrun.judge.cause.hypotheses import ROUNDED_INPUTS, operands_of, rounding_named
 from shadowrun.judge.cause.product_sketch import sketch_product
 from shadowrun.judge.cause.value_hypotheses import MARGIN
@@ -66,11 +67,31 @@ class _Fit(NamedTuple):
 
 @dataclass(slots=True)
 class _Known:
+    """What the ladder said of a context.
+
+    Attributes:
+        verdict: Its last.
+        only_operands: Whether what is added to a product is left as it is.
+        fits: By result, how its calls lay: the least distance, and the most that remained.
+        worst: By result, their greatest distance.
+        sketched: As `fits`, by sketches; None without these.
+    """
+
     verdict: Verdict
     only_operands: bool
     fits: dict[int, _Fit]
     worst: dict[int, float]
-    sketched: _Fit | None
+    sketched: dict[int, _Fit] | None
+
+    def add(self, former: _Known) -> None:
+        """Add earlier calls of the context, in which layers may take turns."""
+        # Only a call that is worse than all of the context is measured anew, so that the greatest distance stays.
+        self.worst = {k: max(d, former.worst.get(k, 0.0)) for k, d in self.worst.items()}
+        same = (former.verdict.explanation, former.only_operands) == (self.verdict.explanation, self.only_operands)
+        if same and former.fits.keys() == self.fits.keys():
+            self.fits = _widest(self.fits, former.fits)
+            if self.sketched is not None and former.sketched is not None:
+                self.sketched = _widest(self.sketched, former.sketched)
 
 
 class KnownRoundings:
@@ -92,9 +113,7 @@ class KnownRoundings:
         known = _fitted(case, verdict, diffs)
         if known is not None:
             if former is not None:
-                # Only a call that is worse than all of the context is measured anew, so that the greatest distance
-                # stays.
-                known.worst = {k: max(d, former.worst.get(k, 0.0)) for k, d in known.worst.items()}
+                known.add(former)
             self._known[context] = known
 
     def judge(self, context: int, case: Case) -> tuple[Verdict, tuple[TensorDiff, ...]] | None:
@@ -109,7 +128,7 @@ class KnownRoundings:
         if not n_calls & (n_calls - 1) or len(case.actual) != len(case.expected):
             return None
         diffs = _diffs(case, known.fits)
-        fits = None if diffs is None else _sketched_alike(case, known, diffs) or _alike(case, known, diffs)
+        fits = None if diffs is None else _explained(case, known, diffs)
         if diffs is None or fits is None:
             return None
         for k, now in fits.items():
@@ -123,6 +142,16 @@ class KnownRoundings:
             f"inputs give (judged in full: each first call, and the 2nd, 4th, 8th … of {case.op})"
         )
         return replace(known.verdict, evidence=evidence), tuple(diffs.values())
+
+
+def _widest(fits: dict[int, _Fit], others: dict[int, _Fit]) -> dict[int, _Fit]:
+    """Of the same results: the least distance, and the most that remains."""
+    found = {}
+    for k, a in fits.items():
+        b = others[k]
+        least, remaining = min(a.distance, b.distance), max(a.remaining, b.remaining)
+        found[k] = _Fit(least, remaining, max(a.greatest, b.greatest), a.explained)
+    return found
 
 
 def _fitted(case: Case, verdict: Verdict, diffs: tuple[TensorDiff, ...]) -> _Known | None:
@@ -141,12 +170,26 @@ def _fitted(case: Case, verdict: Verdict, diffs: tuple[TensorDiff, ...]) -> _Kno
                 fits[k] = fit
         else:
             if fits:
-                sketched = None
-                if len(fits) == len(case.names) == 1:
-                    sketched = _sketched(case, verdict.explanation, wrong[case.names[0]], only_operands=only_operands)
+                named = {k: wrong[case.names[k]] for k in fits}
+                sketched = _sketched(case, verdict.explanation, named, only_operands=only_operands)
                 worst = {k: fit.distance for k, fit in fits.items()}
                 return _Known(verdict, only_operands, fits, worst, sketched)
     return None
+
+
+def _explained(case: Case, known: _Known, diffs: dict[int, TensorDiff]) -> dict[int, _Fit] | None:
+    """How the results lie, if rounded inputs explain them as well as they did: by sketches, or by the results."""
+    then = known.sketched
+    if then is None:
+        return _alike(case, known, diffs)
+    now = _sketched(case, known.verdict.explanation, diffs, only_operands=known.only_operands)
+    if now is not None and all(_is_alike(now[k], fit) for k, fit in then.items()):
+        return now
+    found = _alike(case, known, diffs)
+    if found is not None and now is not None:
+        # They were too coarse: later ones may be as coarse as what the results have confirmed.
+        known.sketched = _widest(now, then)
+    return found
 
 
 def _alike(case: Case, known: _Known, diffs: dict[int, TensorDiff]) -> dict[int, _Fit] | None:
@@ -163,29 +206,30 @@ def _alike(case: Case, known: _Known, diffs: dict[int, TensorDiff]) -> dict[int,
     return found
 
 
-def _sketched_alike(case: Case, known: _Known, diffs: dict[int, TensorDiff]) -> dict[int, _Fit] | None:
-    """The same without the product; None also where that does not show it."""
-    if known.sketched is None:
-        return None
-    now = _sketched(case, known.verdict.explanation, diffs[0], only_operands=known.only_operands)
-    return {0: now} if now is not None and _is_alike(now, known.sketched) else None
-
-
-def _sketched(case: Case, explanation: str, d: TensorDiff, *, only_operands: bool) -> _Fit | None:
-    """How the only result of a matrix product lies, by its sketch; None where that would be too coarse."""
-    rounding, actual = rounding_named(explanation), case.actual[0]
+def _sketched(
+    case: Case, explanation: str, diffs: dict[int, TensorDiff], *, only_operands: bool
+) -> dict[int, _Fit] | None:
+    """How the results of a product or convolution lie, by their sketches; None where these would be too coarse."""
+    rounding = rounding_named(explanation)
     floats = [t for t in tensors(case.args, case.kwargs) if t.is_floating_point()]
     if rounding is None or any(t.dtype is not torch.float32 or t.layout is not torch.strided for t in floats):
         return None
     try:
-        sketch = sketch_product(case, actual, rounding, only_operands=only_operands)
+        if case.facts.convolution:
+            sketches = sketch_convolution(case, diffs, rounding, only_operands=only_operands)
+        else:
+            sketches = {0: sketch_product(case, case.actual[0], rounding, only_operands=only_operands)}
     except RuntimeError:  # no memory, say
         return None
-    measured = None if sketch is None else _distance(case, 0, d)
-    if sketch is None or measured is None or not sketch.greatest <= CLEAR * d.max_abs:
-        return None
-    distance, size = measured
-    return _Fit(distance / size, sketch.norm / distance, sketch.greatest / d.max_abs, d.n_different)
+    found = {}
+    for k, d in diffs.items():
+        sketch = sketches.get(k)
+        measured = None if sketch is None else _distance(case, k, d)
+        if sketch is None or measured is None or not sketch.greatest <= CLEAR * d.max_abs:
+            return None
+        distance, size = measured
+        found[k] = _Fit(distance / size, sketch.norm / distance, sketch.greatest / d.max_abs, d.n_different)
+    return found
 
 
 def _distance(case: Case, position: int, d: TensorDiff) -> tuple[float, float] | None:
@@ -201,9 +245,9 @@ def _is_beyond(case: Case, position: int, d: TensorDiff) -> bool:
 
 
 def _is_alike(now: _Fit, then: _Fit) -> bool:
-    near = then.distance / 2 < now.distance < 2 * then.distance
-    # No element may be off for another reason.
-    return near and now.remaining <= min(GROWN * then.remaining, MARGIN) and now.greatest <= 2 * then.greatest
+    # Nor may an element be off for another reason.
+    far_off = now.distance > then.distance / 2
+    return far_off and now.remaining <= min(GROWN * then.remaining, MARGIN) and now.greatest <= 2 * then.greatest
 
 
 def _diffs(case: Case, wrong: dict[int, _Fit]) -> dict[int, TensorDiff] | None:

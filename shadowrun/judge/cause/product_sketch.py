@@ -1,6 +1,6 @@
-"""How far a matrix product is from that of rounded factors, without the product: its columns added with random signs.
+"""How far a matrix product is from that of rounded factors, without the product: its columns added with random factors.
 
-For a vector r of signs, ``P r`` and ``A (B r)`` are equal if ``P = A B``, and the latter takes as long as reading the
+For a random vector r, ``P r`` and ``A (B r)`` are equal if ``P = A B``, and the latter takes as long as reading the
 matrices (Freivalds 1977, *Probabilistic machines can use less running time*). With ``E = P - A B``, the squares of
 ``E r`` have the expectation of those of E, and an element of E that is large appears in its row of ``E r``.
 """
@@ -8,7 +8,7 @@ matrices (Freivalds 1977, *Probabilistic machines can use less running time*). W
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeGuard
 
 import torch
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from shadowrun.numerics.input_roundings import InputRounding
     from shadowrun.operators.case import Case, Value
 
-__all__ = ["MIN_ROWS", "ProductSketch", "sketch_product"]
+__all__ = ["MIN_ROWS", "MIN_SIZE", "ProductSketch", "is_matrix", "random_vector", "sketch_product"]
 
 MIN_ROWS: Final = 64
 """The estimate of a norm from so many squares is within a quarter of it in 99 of 100 cases."""
-_MIN_SIZE: Final = 1 << 17
+MIN_SIZE: Final = 1 << 15
 """Products of less multiplications are computed as soon."""
 # Operator: its factors, and what is added to their product.
 _PRODUCTS: Final = {
@@ -61,46 +61,39 @@ def sketch_product(case: Case, actual: Value, rounding: InputRounding, *, only_o
         return None
     named = case.arguments()
     left, right, added = (named.get(name) for name in names)
-    if not _is_matrix(left) or not _is_matrix(right) or not _is_matrix(actual) or left.dim() != actual.dim():
-        return None
-    if actual.numel() * left.shape[-1] < _MIN_SIZE or actual.numel() < MIN_ROWS * actual.shape[-1]:
+    if not is_matrix(left) or not is_matrix(right) or not is_matrix(actual) or left.dim() != actual.dim():
         return None
     with torch.no_grad():
-        signs = _signs(actual.shape[-1])
-        product = rounding.times(left.detach(), rounding.times(right.detach(), signs))
+        # What is multiplied by 0 is not read: NaN there is no NaN in the result.
+        added = None if added is None or named["beta"] == 0 else added.detach()
+        if added is not None and not only_operands:
+            added = rounding(added)
+        if actual.shape[-2] == 1:
+            # It takes as long to compute the only row as to add it up.
+            added = None if added is None else added.expand_as(actual).mT
+            left, right, actual = right.mT, left.mT, actual.mT
+        if actual.numel() * left.shape[-1] < MIN_SIZE or actual.numel() < MIN_ROWS * actual.shape[-1]:
+            return None
+        vector = random_vector(actual.shape[-1])
+        product = rounding.times(left.detach(), rounding.times(right.detach(), vector))
+        if "alpha" in named:
+            product = product * float(named["alpha"])
         if added is not None:
-            product = _plus(product, named, rounding, actual, only_operands=only_operands)
-        rest = torch.matmul(actual.detach(), signs).sub_(product).reshape(-1)
+            # A bias is added to each row.
+            product = product + float(named["beta"]) * (added.expand(*added.shape[:-1], len(vector)) @ vector)
+        rest = torch.matmul(actual.detach(), vector).sub_(product).reshape(-1)
         return ProductSketch(float(torch.dot(rest, rest)) ** 0.5, float(rest.abs_().max()))
 
 
-def _plus(
-    product: torch.Tensor,
-    named: dict[str, Any],
-    rounding: InputRounding,
-    actual: torch.Tensor,
-    *,
-    only_operands: bool,
-) -> torch.Tensor:
-    """``beta * added + alpha * product`` of sketches."""
-    added: torch.Tensor = named["self"].detach()
-    signs, alpha, beta = _signs(actual.shape[-1]), float(named["alpha"]), float(named["beta"])
-    product = product * alpha
-    # What is multiplied by 0 is not read: NaN there is no NaN in the result.
-    if beta == 0:
-        return product
-    added = added if only_operands else rounding(added)
-    is_bias = added.shape == actual.shape[-1:]
-    return product + beta * (torch.dot(added, signs) if is_bias else added.expand_as(actual) @ signs)
-
-
-def _is_matrix(t: object) -> TypeGuard[torch.Tensor]:
+def is_matrix(t: object) -> TypeGuard[torch.Tensor]:
+    """Whether it is a tensor of float32 that has rows and columns."""
     return isinstance(t, torch.Tensor) and t.dim() >= 2 and t.dtype is torch.float32 and t.layout is torch.strided
 
 
 @functools.lru_cache(maxsize=64)
-def _signs(n: int) -> torch.Tensor:
-    """(n,) of 1 and -1, always the same ones; the program's generator is left alone."""
+def random_vector(n: int) -> torch.Tensor:
+    """(n,) of either sign and about 1, always the same ones; the program's generator is left alone."""
     generator = torch.Generator(device="cpu").manual_seed(n)
-    bits = torch.randint(0, 2, (n,), generator=generator, device="cpu", dtype=torch.float32)
-    return bits.mul_(2).sub_(1)
+    bits, sizes = torch.rand(2, n, generator=generator, device="cpu", dtype=torch.float32)
+    # Of one size, they would cancel where two elements are exchanged, or all are off by the same.
+    return torch.where(bits < 0.5, -1.0, 1.0).mul_(sizes.mul_(0.5).add_(0.75))
