@@ -30,6 +30,7 @@ from shadowrun.store.atomic_write import atomic_write
 from shadowrun.studies.campaign import engine
 from shadowrun.studies.campaign.campaign_folder import CHUNK, CampaignFolder, CampaignSettings
 from shadowrun.studies.campaign.causes.known_causes import new_lines
+from shadowrun.studies.campaign.causes.cause_report import CauseFile, read_causes, write_cause
 from shadowrun.studies.campaign.causes.script_jobs import _Writer
 from shadowrun.studies.campaign.combine_stores import add_rows, combine
 from shadowrun.studies.campaign.engine import Engine, _n_of
@@ -407,6 +408,16 @@ def test_a_shard_without_a_byte_is_named(capsys):
         assert main(["campaign", action, "c"]) == 0
     folder.shard(Shard(1, 2)).write_bytes(b"x")
     assert main(["campaign", "status", "c"]) == 2
+
+
+@pytest.mark.parametrize("linked", ["scripts", "scripts/one", "scripts/one/cause.json"])
+def test_scripts_are_not_read_through_a_link(linked):
+    """They would be those of another campaign, which a report then prints."""
+    write_cause(Path("scripts/one"), CauseFile("mismatch", "[]"))
+    assert read_causes(Path("scripts"))
+    Path(linked).rename("moved")
+    Path(linked).symlink_to(Path("moved").absolute())
+    assert not read_causes(Path("scripts"))
 
 
 def test_settings_are_not_written_through_a_link(victim, monkeypatch):

@@ -94,11 +94,11 @@ def write_cause(folder: Path, cause: CauseFile) -> None:
 def read_causes(scripts: Path) -> dict[str, CauseFile]:
     """All that is there, by signature; what cannot be read is left out, since `campaign repro` makes it again."""
     found: dict[str, CauseFile] = {}
-    folders = sorted(scripts.iterdir())[:_MAX_FOLDERS] if scripts.is_dir() else []
+    folders = sorted(scripts.iterdir())[:_MAX_FOLDERS] if scripts.is_dir() and not scripts.is_symlink() else []
     for folder in folders:
         path = folder / _NAME
         try:
-            if path.is_file() and not path.is_symlink() and path.stat().st_size <= _MAX_BYTES:
+            if path.is_file() and not (path.is_symlink() or folder.is_symlink()) and path.stat().st_size <= _MAX_BYTES:
                 cause = decode_facts(CauseFile, path.read_text(encoding="utf-8"))
                 found[cause.signature] = cause
         except (OSError, ValueError, RecursionError):
