@@ -29,8 +29,8 @@ from shadowrun.store import captured_inputs
 from shadowrun.store.atomic_write import atomic_write
 from shadowrun.studies.campaign import engine
 from shadowrun.studies.campaign.campaign_folder import CHUNK, CampaignFolder, CampaignSettings
-from shadowrun.studies.campaign.causes.known_causes import new_lines
 from shadowrun.studies.campaign.causes.cause_report import CauseFile, read_causes, write_cause
+from shadowrun.studies.campaign.causes.known_causes import new_lines
 from shadowrun.studies.campaign.causes.script_jobs import _Writer
 from shadowrun.studies.campaign.combine_stores import add_rows, combine
 from shadowrun.studies.campaign.engine import Engine, _n_of

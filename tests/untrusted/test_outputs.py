@@ -221,6 +221,15 @@ def test_of_an_error_of_our_own(run_file, monkeypatch, capsys):
     safe(said, "a traceback")
 
 
+@pytest.mark.parametrize("text", ["x\r=1+1", "x\n=1+1", "x;=1+1", "x;-1+1", "x\t@SUM(1)", "\n=1+1", "\uff1d1+1"])
+def test_no_text_of_a_table_begins_a_cell_with_a_formula(text):
+    """A line break that was not quoted began a row; where a semicolon separates, a cell begins behind each."""
+    table = render_csv(Document("", (), {}, Records(("a", "b"), (("1", text),))))
+    assert [len(row) for row in csv.reader(io.StringIO(table, newline=""))] == [2, 2]
+    cells = re.split("[;,\t\r\n]", table)
+    assert not [cell for cell in cells if cell.lstrip('"')[:1] in set("=+-@\uff1d")], table
+
+
 def test_no_cell_of_a_table_is_a_formula(sweep_file, tmp_path, monkeypatch, capsys):
     text = said(capsys, "support", sweep_file, "-f", "csv")
     cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]

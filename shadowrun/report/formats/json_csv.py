@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["csv_writer", "render_csv", "render_json"]
 
 # OWASP's list for CSV injection: with these a spreadsheet evaluates a cell.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+# Within a text too: where the separator is a semicolon, a cell begins behind each, whatever is quoted.
+_NEW_CELL = re.compile("(?<=[;\t\r\n])(?=[=+@\uff1d\uff0b\uff0d\uff20-])")
 # The text of a figure, such as -0.5, begins like a formula, and must stay a number.
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)", re.ASCII)
 
@@ -42,13 +44,21 @@ def render_csv(document: Document) -> str:
 
 def csv_writer(file: TextIO) -> Callable[[Iterable[object]], object]:
     """A function that writes one row, in which no spreadsheet finds a formula."""
-    # csv writes "\r\n" by default, and line-based tools would see a "\r" in the last column.
-    writer = csv.writer(file, lineterminator="\n")
+
+    class Lines:
+        @staticmethod
+        def write(line: str) -> int:
+            # Line-based tools would see a "\r" in the last column.
+            return file.write(line.removesuffix("\r\n") + "\n")
+
+    # With "\n" for the end of lines, Python up to 3.12 quotes no "\r" in a text: a row would begin behind it.
+    writer = csv.writer(Lines, lineterminator="\r\n")
     return lambda row: writer.writerow([_without_formula(value) for value in row])
 
 
 def _without_formula(value: object) -> object:
     """Put an apostrophe before text that a spreadsheet would evaluate as a formula."""
-    if isinstance(value, str) and value[:1] in _FORMULA and len(value) > 1 and not _NUMBER.fullmatch(value):
-        return f"'{value}"
-    return value
+    if not isinstance(value, str):
+        return value
+    begins = value[:1] in _FORMULA and len(value) > 1 and not _NUMBER.fullmatch(value)
+    return _NEW_CELL.sub("'", f"'{value}" if begins else value)
