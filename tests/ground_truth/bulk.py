@@ -97,8 +97,8 @@ def _products(generator):
     def normal(*shape):
         return torch.randn(*shape, generator=generator)
 
-    # The last is large enough for a sketch, and so are the last convolutions.
-    for m, k, n in ((16, 24, 12), (40, 200, 9), (6, 1200, 64), (96, 70, 33)):
+    # The last two are large enough for a sketch, and so are the last convolutions.
+    for m, k, n in ((16, 24, 12), (40, 200, 9), (6, 1200, 64), (96, 70, 33), (1, 300, 160)):
         yield aten.mm.default, lambda m=m, k=k, n=n: (normal(m, k), normal(k, n))
         yield aten.mm.default, lambda m=m, k=k, n=n: (normal(m, k).abs(), normal(k, n).abs())
         yield aten.addmm.default, lambda m=m, k=k, n=n: (normal(n), normal(m, k), normal(k, n))
