@@ -61,7 +61,7 @@ class ResourceLimits:
 
     Attributes:
         n_bytes: Of its files, on disk.
-        memory: Bytes, beyond those that the process begins with (Linux).
+        memory: Bytes, beyond those that the process begins with (Linux), and of each file that it writes.
         seconds: Of processor time.
     """
 
@@ -82,14 +82,17 @@ class ResourceLimits:
 
     @property
     def words(self) -> str:
-        """``1.1 GiB of memory and 80 s of processor time, which are enough for files of 4.2 MB``."""
+        """``1.1 GiB of memory or disk, or 80 s of processor time, enough for 4.2 MB of files``."""
         return (
-            f"{self.memory / 2**30:.1f} GiB of memory or {self.seconds} s of processor time, which are enough for "
+            f"{self.memory / 2**30:.1f} GiB of memory or disk, or {self.seconds} s of processor time, enough for "
             f"{self.n_bytes / 1e6:.1f} MB of files"
         )
 
-    def bound_time(self) -> None:
-        """From now on, the operating system ends this process by SIGXCPU where it takes longer (not on Windows)."""
+    def bound_time_and_disk(self) -> None:
+        """From now on, the system ends this process by SIGXCPU where it takes longer, and no file becomes longer.
+
+        Not on Windows. Temporary files of SQLite and tables repeat a text of a file for each row that refers to it.
+        """
         with contextlib.suppress(ImportError, ValueError, OSError):  # no such limits
             import resource
 
@@ -98,6 +101,9 @@ class ResourceLimits:
             bounds = [int(used.ru_utime + used.ru_stime) + self.seconds, soft, hard]
             bounds = [seconds for seconds in bounds if seconds != resource.RLIM_INFINITY]
             resource.setrlimit(resource.RLIMIT_CPU, (min(bounds), hard))
+            soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+            lengths = [n for n in (self.memory, soft, hard) if n != resource.RLIM_INFINITY]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (min(lengths), hard))
             # A signal of this kind would leave an image of the whole memory.
             resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 

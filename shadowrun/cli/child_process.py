@@ -11,12 +11,13 @@ later fork would inherit locks of threads, and an accelerator that it cannot use
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
 from typing import TYPE_CHECKING
 
-from shadowrun.errors import ShadowrunError, UsageError
+from shadowrun.errors import ShadowrunError
 from shadowrun.limits import bounded_memory, current_call
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def _in_one_child(allowance: ResourceLimits | None) -> int | None:
     if not pid:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if allowance is not None:
-            allowance.bound_time()
+            allowance.bound_time_and_disk()
         return None
     # Ctrl-C goes to both; the child decides what it means.
     of_interrupt = signal.getsignal(signal.SIGINT)
@@ -158,7 +159,7 @@ def with_limits(allowance: ResourceLimits | None) -> Iterator[None]:
     """Inside, a command that reads may take the memory of its allowance (Linux); one that runs calls, what is free.
 
     Raises:
-        ShadowrunError: Memory ran out.
+        ShadowrunError: Memory ran out, or a file became too long.
     """
     if allowance is None:
         with bounded_memory():
@@ -167,10 +168,18 @@ def with_limits(allowance: ResourceLimits | None) -> Iterator[None]:
     try:
         with bounded_memory(allowance.memory):
             yield
-    except UsageError as error:
-        if error.slug != "no-memory":
+    except (ShadowrunError, OSError) as error:
+        if getattr(error, "slug", "") != "no-memory" and not _is_too_long(error):
             raise
         raise _too_costly(allowance) from error
+
+
+def _is_too_long(error: BaseException) -> bool:
+    """Whether a file that was written became longer than it may."""
+    why = error.__cause__ or error
+    # SQLite's error of a write; the module takes as long to import as all of `--help`.
+    is_of_sqlite = getattr(why, "sqlite_errorname", "") == "SQLITE_IOERR_WRITE"
+    return is_of_sqlite or (isinstance(why, OSError) and why.errno == errno.EFBIG)
 
 
 def _too_costly(allowance: ResourceLimits) -> ShadowrunError:

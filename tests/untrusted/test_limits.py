@@ -128,6 +128,33 @@ def test_time_of_a_command_that_reads_is_bounded():
 
 
 @linux
+@pytest.mark.parametrize("written", ["r.csv", "temporary"])
+def test_files_that_a_command_that_reads_writes_are_bounded(written):
+    """A table repeats a text for each call, as a query may in its temporary file: 2 MB became gigabytes."""
+    path = run_file()
+    edit(
+        path,
+        (many(MANY, "i, 0, context_id, verdict_id, 1, 1, null, null", "call"),),
+        ("update op set name = ?", "aten::" + "a" * 2 * LONG),
+    )
+    query = "select op.name, seq from call join context on context.id = context_id join op on op.id = op_id order by 1"
+    code = (
+        "import sys, shadowrun\n"
+        "from shadowrun import limits\n"
+        "from shadowrun.cli.commands import export\n"
+        "limits._MEMORY = 100 << 20\n"
+        f"if {written == 'temporary'}:\n"
+        f"    export.run = lambda args: list(shadowrun.load(args.data)._data.query({query!r})) and 0\n"
+        "from shadowrun.cli.main import main; sys.exit(main())"
+    )
+    words = [sys.executable, "-c", code, "export", "x.shadowrun", "--records", "r.csv"]
+    ended = subprocess.run(words, check=False, capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 2, ended
+    assert "file-too-costly" in ended.stderr
+    assert not list(Path().glob("r.csv*"))
+
+
+@linux
 @pytest.mark.parametrize("costly", ["bytearray(200 << 20)", "re.match('(a*)*b', 'a' * 60)"])
 def test_a_sweep_has_its_files_read_in_bounds_first(costly):
     """In its own process, beside its workers, they have none."""
@@ -189,9 +216,8 @@ def test_a_bound_of_the_user_stays(monkeypatch):
     set_to = []
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limit: set_to.append((kind, limit)))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (7, 9))
-    ResourceLimits.for_files([]).bound_time()
-    (soft,) = [limit for kind, limit in set_to if kind == resource.RLIMIT_CPU]
-    assert soft == (7, 9)
+    ResourceLimits.for_files([]).bound_time_and_disk()
+    assert [limit for kind, limit in set_to if kind != resource.RLIMIT_CORE] == [(7, 9), (7, 9)]
 
 
 # -- trees of pages --------------------------------------------------------------------------------------

@@ -139,7 +139,6 @@ def test_no_file_is_an_option(capsys, pattern, name):
 
 def test_words_that_are_no_options_of_ours_stay(capsys):
     run_file("-x.shadowrun")
-    Path("--free").touch()
     assert main(["report", "--", "-x.shadowrun"]) == 0
     assert main(["replay", "none.shadowrec", "--target", "cpu", "--free", "program.py", "-x.shadowrun"]) == 2
     assert "none.shadowrec" in capsys.readouterr().err
