@@ -292,6 +292,7 @@ class _Rounded(_Ours):
     def __call__(self) -> Iterator[Hooks]:
         from shadowrun.intercept import dispatch
         from shadowrun.judge import judgement
+        from shadowrun.judge.remembered_bounds import RememberedBounds
         from shadowrun.operators.facts import ulp_bound
         from shadowrun.replay.paths import native_handler, same_device
 
@@ -310,15 +311,17 @@ class _Rounded(_Ours):
 
         native_handler.with_isolated_warnings = same_device.with_isolated_warnings = rounded
         dispatch.make_plan = noted
-        close = judgement.ClosenessCheck.verdict
+        close, learn = judgement.ClosenessCheck.verdict, RememberedBounds.learn
         if self._oracle:
             judgement.ulp_bound, judgement.ClosenessCheck.verdict = lambda *_: None, lambda *_: None
+            RememberedBounds.learn = lambda *_: None
         try:
             with super().__call__() as hooks:
                 yield hooks
         finally:
             native_handler.with_isolated_warnings = same_device.with_isolated_warnings = with_isolated_warnings
             dispatch.make_plan, judgement.ulp_bound, judgement.ClosenessCheck.verdict = make_plan, ulp_bound, close
+            RememberedBounds.learn = learn
 
     def few_differed(self) -> str:
         """That the differences did not get into the comparison."""
