@@ -88,8 +88,8 @@ def by_slices(case: Case, examine: Callable[[Case], Examined]) -> Examined | Non
     if len(case.actual) != len(case.expected) or any(map(form_difference, case.actual, case.expected)):
         return None  # a wrong form needs no oracle
     # The items of an optimizer's lists are independent: one item is a call like any other.
-    if case.facts.lists:
-        return _by_items(case, examine)
+    if case.facts.lists and (n := _n_items(case)) != 1:
+        return _by_items(case, n, examine)
     pairs = zip(case.names, case.actual, case.expected, strict=True)
     diffs = {k: d for k, d in enumerate(diff(*pair) for pair in pairs if pair[1] is not None) if d.n_different}
     judged: list[Examined] = []
@@ -118,14 +118,18 @@ def by_slices(case: Case, examine: Callable[[Case], Examined]) -> Examined | Non
 _ORDER: Final = {Status.MISMATCH: 0, Status.UNVERIFIED: 1, Status.MATCH: 2}
 
 
-def _by_items(case: Case, examine: Callable[[Case], Examined]) -> Examined | None:
-    """Judge an operator of lists (an optimizer's step) by those items that are farthest from the reference."""
+def _n_items(case: Case) -> int:
+    """How many items the lists of tensors have; 0 where they differ in length."""
     given = (*case.args, *case.kwargs.values())
     counts = {len(v) for v in given if isinstance(v, (list, tuple)) and any(isinstance(t, torch.Tensor) for t in v)}
+    return counts.pop() if len(counts) == 1 else 0
+
+
+def _by_items(case: Case, n: int, examine: Callable[[Case], Examined]) -> Examined | None:
+    """Judge an operator of lists (an optimizer's step) by those items that are farthest from the reference."""
     items = [name.rpartition("[")[2].removesuffix("]") for name in case.names]
-    if len(counts) != 1 or not all(map(str.isdecimal, items)):
+    if not n or not all(map(str.isdecimal, items)):
         return None
-    n = counts.pop()
     found = [diff(*pair) for pair in zip(case.names, case.actual, case.expected, strict=True)]
     far: dict[int, float] = {}
     for item, d in zip(map(int, items), found, strict=True):

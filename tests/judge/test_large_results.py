@@ -224,6 +224,25 @@ def test_an_optimizer_s_step_is_judged_by_its_farthest_items():
     assert [d.name for d in diffs] == ["self[13]"]
 
 
+def test_an_item_that_is_large_by_itself_is_judged_by_slices():
+    given = [[r(200, 100, seed=k), r(20, seed=k)] for k in range(3)]
+    call = (aten._foreach_lerp.List, tuple(given))
+    wide = [[t.double() for t in ts] for ts in given]
+
+    def right(_values):
+        return tuple(t.float() for t in call[0](*wide))
+
+    case = case_of(call, right)
+    assert large_results.is_large(case)
+    verdict, _ = Judge()(case)
+    assert verdict.status is Status.MATCH
+    verdict, diffs = Judge()(case_of(call, first_result(one_wrong)))
+    assert verdict.status is Status.MISMATCH
+    assert "by slices, the farthest among them" in verdict.evidence
+    assert "1 of 2 items, the farthest among them" in verdict.evidence
+    assert [d.name for d in diffs] == ["output 0[0]"]
+
+
 def test_a_result_that_cancels_is_no_gross_error():
     x = r(20_000) * 1e-6 + 1000
     call = (aten.var.correction, (x.view(10, -1), [1]))
