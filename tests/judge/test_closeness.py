@@ -135,6 +135,80 @@ def test_chains_of_arithmetic(make_case, op):
     assert Judge()(wrong)[0].status is Status.MISMATCH
 
 
+def cancelling(left, right, dims, dtype=torch.bfloat16, left_over=0.03):
+    """Two factors in whose product all terms but one small one cancel."""
+    x, y = normal(*left, dtype=dtype), normal(*right, seed=1, dtype=dtype)
+    rest = (t.narrow(dim, 0, 1) * left_over for t, dim in zip((x, y), dims, strict=True))
+    return torch.cat([x, x, next(rest)], dims[0]), torch.cat([y, -y, next(rest)], dims[1])
+
+
+COLUMNS = cancelling((250, 80), (90, 250), (0, 1))
+SIXTEEN_BITS = {
+    "mm": (aten.mm.default, cancelling((80, 250), (250, 90), (1, 0)), {}),
+    "mm of columns": (aten.mm.default, tuple(t.t() for t in COLUMNS), {}),
+    "mm of fp16": (aten.mm.default, cancelling((80, 250), (250, 90), (1, 0), torch.float16, 0.2), {}),
+    "addmm": (
+        aten.addmm.default,
+        (normal(90, seed=2, dtype=torch.bfloat16) * 1e-5, *cancelling((80, 250), (250, 90), (1, 0))),
+        {"beta": 2.0, "alpha": 1e-3},
+    ),
+    "bmm": (aten.bmm.default, cancelling((6, 40, 150), (6, 150, 30), (2, 1)), {}),
+    "convolution": (
+        aten.convolution.default,
+        (*cancelling((4, 32, 9, 9), (16, 32, 3, 3), (1, 1)), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
+        {},
+    ),
+}
+
+
+def in_wide(op, dtype, change=lambda t: t):
+    def target(*args, **kwargs):
+        wide = [a.to(dtype) if isinstance(a, torch.Tensor) else a for a in args]
+        return change(op(*wide, **kwargs).to(args[1].dtype))
+
+    return target
+
+
+@pytest.mark.parametrize("name", SIXTEEN_BITS)
+def test_sums_in_16_bits_that_cancel(make_case, monkeypatch, name):
+    op, args, kwargs = SIXTEEN_BITS[name]
+    # Inputs off by four unit roundoffs of float32 do what another order of its sums does.
+    noisy = [a.double() * (1 + 2.0**-22 * normal(*a.shape, seed=9)) if isinstance(a, torch.Tensor) else a for a in args]
+    out = op(*noisy, **kwargs).to(args[1].dtype)
+    case = make_case(op, lambda *_, **__: out.clone(), *args, **kwargs)
+    d = diff("", case.actual[0], case.expected[0])
+    assert d.max_ulp > 1
+    monkeypatch.setattr(Oracle, "__init__", lambda *_: pytest.fail("the oracle was asked"))
+    assert "units of rounding of the float32 sum" in Judge()(case)[0].evidence
+
+
+@pytest.mark.parametrize("name", SIXTEEN_BITS)
+def test_an_element_of_16_bits_that_is_two_units_off_does_not_pass(make_case, name):
+    op, args, kwargs = SIXTEEN_BITS[name]
+
+    def two_up(t):
+        flat = t.view(-1)
+        k = int(flat.abs().argmax())
+        flat[k : k + 1].view(torch.int16).add_(2)
+        return t
+
+    case = make_case(op, in_wide(op, torch.float32, two_up), *args, **kwargs)
+    assert diff("", case.actual[0], case.expected[0]).max_ulp >= 2
+    assert screened(case) is None
+
+
+def test_partial_sums_in_16_bits_do_not_pass(make_case):
+    op, (a, b), _ = SIXTEEN_BITS["mm"]
+
+    def in_two_blocks(a, b):
+        return aten.mm(a[:, :250], b[:250]) + aten.mm(a[:, 250:], b[250:])
+
+    case = make_case(op, in_two_blocks, a, b)
+    few = diff("", case.actual[0], case.expected[0])
+    assert few.max_ulp > 1
+    assert screened(case) is None
+
+
 @pytest.mark.parametrize("op", [aten.add.Tensor, aten.sub.Tensor, aten.rsub.Tensor])
 def test_sums_with_a_factor_that_cancel(make_case, op):
     x = normal(400)

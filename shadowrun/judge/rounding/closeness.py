@@ -75,6 +75,8 @@ ROW_UNITS: Final = 8.0
 up to 7 away."""
 _ROW_COPIES: Final = 8
 """Tensors like an input that `row_sizes` holds at a time."""
+MAX_GATHERED: Final = 1 << 24
+"""Elements of the rows, or of the columns, that a product takes at some elements of its result."""
 MAX_TERMS: Final = 1 << 16
 """Terms of a sum from which tf32 in its inputs shows in all elements together only (`products`)."""
 
@@ -126,9 +128,8 @@ class ClosenessCheck:
             if may_be_biased(self._case, position, d):
                 return None
             return _rounding(f"max {d.max_ulp} ULP")
-        # The estimate below is for sums in their own dtype; 16-bit sums are accumulated in float32.
         if fmt.mantissa < 23:
-            return None
+            return self._coarse(position, d, fmt)
         # The units of `row_sizes` do not grow with the number of terms.
         short = self._has_rows or n_terms(self._case, position) <= MAX_TERMS
         size = self._size(position) if short else None
@@ -149,6 +150,50 @@ class ClosenessCheck:
         if self._has_rows and has_weighted_factor(gap, expected, fmt.roundoff):
             return None
         return _rounding(f"max {d.max_ulp} ULP, within {units:g} units of rounding of the reference")
+
+    def _coarse(self, position: int, d: TensorDiff, fmt: FloatFormat) -> Verdict | None:
+        """MATCH for a sum in 16 bits of which few elements are more than a unit off: it is accumulated in float32.
+
+        Such elements cancel: the rounding of the float32 sum may be many units of what is left of it.
+        """
+        case = self._case
+        if not self._facts.n_factors or n_terms(case, position) > MAX_TERMS or may_be_biased(case, position, d):
+            return None
+        a, e = (flat_values(v[position]) for v in (case.actual, case.expected))
+        where = (a.view(fmt.view) != e.view(fmt.view)).nonzero().flatten()
+        order = (_in_order(t[where], fmt.view) for t in (a, e))
+        where = where[(next(order) - next(order)).abs() > few_ulp(fmt)]
+        size = self._size_at(position, where)
+        if size is None:
+            return None
+        a, e = a[where].to(torch.float32), e[where].to(torch.float32)
+        # Two right sums are as far apart as their rounding, and then each is rounded to 16 bits.
+        exponent = torch.maximum(a.abs(), e.abs()).frexp().exponent - 1
+        spacing = (exponent - fmt.mantissa).to(torch.float32).exp2_()
+        units = self._units(position)
+        allowed = (size + e.abs()).mul_(units * _ROUNDOFF).add_(spacing.clamp_min_(fmt.smallest))
+        if not bool(allowed.isfinite().all()) or not bool(((a - e).abs() <= allowed).all()):
+            return None
+        return _rounding(f"max {d.max_ulp} ULP, within 1 ULP and {units:g} units of rounding of the float32 sum")
+
+    def _size_at(self, position: int, where: torch.Tensor) -> torch.Tensor | None:
+        """As `_size`, of a sum in 16 bits at some elements of a result, in unit roundoffs of float32."""
+        named, shape = self._case.arguments(), self._case.expected[position].shape  # type: ignore[union-attr]
+        factors = [named[name] for name in self._facts.factors]
+        n_given = where.numel() * factors[0].shape[-1] if factors else 0
+        if not factors or any(t.dim() != len(shape) for t in factors) or n_given > MAX_GATHERED:
+            sizes = self._evaluated(lambda t: t.to(torch.float32).square(), lambda x: x * x, in_float32=True)
+            value = sizes[position] if sizes is not None else None
+            return flat_values(value)[where].to(torch.float32).sqrt() if isinstance(value, torch.Tensor) else None
+        # A product at few elements is a sum for each, over a row and a column.
+        *batch, i, j = torch.unravel_index(where, shape)
+        left, right = factors[0][*batch, i], factors[1].mT[*batch, j]
+        size: torch.Tensor = (left.to(torch.float32) * right.to(torch.float32)).square_().sum(1).sqrt_()
+        if not self._facts.adds_self:
+            return size
+        added = named["self"].expand(shape)[*batch, i, j].to(torch.float32)
+        product: torch.Tensor = size * named["alpha"]
+        return product.hypot(added * named["beta"])
 
     def limit(self, position: int) -> str:
         """Up to what a result is close, in words."""
@@ -193,15 +238,20 @@ class ClosenessCheck:
             return row_sizes(case)
 
     def _evaluated(
-        self, change: Callable[[torch.Tensor], torch.Tensor], change_number: Callable[[Any], Any]
+        self,
+        change: Callable[[torch.Tensor], torch.Tensor],
+        change_number: Callable[[Any], Any],
+        *,
+        in_float32: bool = False,
     ) -> tuple[Value, ...] | None:
-        """Results of the operator on other inputs, in the dtype that it has."""
+        """Results of the operator on other inputs, in the dtype that it has, or in float32."""
         case = self._case
         if sum(t.nbytes for t in tensors((*case.args, *case.expected, *case.expected), case.kwargs)) > self._max_bytes:
             return None
         floats = [t for t in tensors(case.args, case.kwargs) if t.is_floating_point() or t.is_complex()]
         # Squares of 16-bit values overflow (float16 from 256 on) or lose their digits.
-        if any(t.dtype not in (torch.float32, torch.float64) or t.layout is not torch.strided for t in floats):
+        dtypes = (torch.float32, torch.bfloat16, torch.float16) if in_float32 else (torch.float32, torch.float64)
+        if any(t.dtype not in dtypes or t.layout is not torch.strided for t in floats):
             return None
         schema = schema_of(case.func).arguments
 
