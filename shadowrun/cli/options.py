@@ -100,13 +100,16 @@ def kept_folder(kept: str | None) -> Iterator[Path]:
     """The folder of ``--keep``, or a temporary one.
 
     Raises:
-        UsageError: The folder cannot be made.
+        UsageError: The folder cannot be made, or is a link.
     """
     if kept is None:
         with tempfile.TemporaryDirectory(prefix="shadowrun-") as name:
             yield Path(name)
         return
+    from shadowrun.store.atomic_write import refuse_links
+
     path = Path(kept)
+    refuse_links(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

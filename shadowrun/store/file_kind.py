@@ -63,6 +63,8 @@ class FileKind:
         """
         new = not path.exists() or (path.is_file() and path.stat().st_size == 0)  # a device or a pipe has no size
         if not new:
+            if path.is_symlink():  # a folder from elsewhere may have one: what it leads to would get our rows
+                raise self.unusable(path, "is a link, which is not followed: name the file that it leads to")
             # Checked before anything is written: a file of another program must stay as it is.
             self.connect_to_read(path).close()
         try:

@@ -25,6 +25,7 @@ from shadowrun.recording.file_format.recording_file import read
 from shadowrun.recording.file_format.recording_writer import SUFFIX
 from shadowrun.report import save
 from shadowrun.report.document import Column, Document, Fact, Limits, Note, Records, Table
+from shadowrun.store.atomic_write import refuse_links
 from shadowrun.studies.isolation.process import own_command
 
 if TYPE_CHECKING:
@@ -125,7 +126,11 @@ def record_grid(
 
     Returns:
         A cell for each platform.
+
+    Raises:
+        UsageError: The folder is a link.
     """
+    refuse_links(folder)
     folder.mkdir(parents=True, exist_ok=True)
     cells = [Cell(spec.public, name) for spec, name in zip(platforms, _names(platforms), strict=True)]
     lock, running, n_done = threading.Lock(), set[subprocess.Popen[bytes]](), 0

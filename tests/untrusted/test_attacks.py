@@ -23,6 +23,7 @@ import torch
 
 import shadowrun
 from shadowrun.cli.main import main
+from shadowrun.errors import DataFileError
 from shadowrun.repro import script as scripting
 from shadowrun.sim import FATAL
 from shadowrun.store import captured_inputs as tensors
@@ -784,6 +785,18 @@ def test_a_coverage_file_is_not_made_through_a_link(tmp_path):
     (tmp_path / "x.shadowcov").symlink_to(tmp_path / "NEW")
     CoverageFile.begin(tmp_path / "x.shadowcov", SweepInfo("npu", "cpu")).close()
     assert not (tmp_path / "NEW").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links are POSIX's")
+def test_a_coverage_file_is_not_continued_through_a_link(tmp_path):
+    """A sweep that went on with a `.shadowcov` of somebody else's wrote into another sweep of the user's."""
+    mine = tmp_path / "mine.shadowcov"
+    CoverageFile.begin(mine, SweepInfo("npu", "cpu")).close()
+    before = mine.read_bytes()
+    (tmp_path / "x.shadowcov").symlink_to(mine)
+    with pytest.raises(DataFileError, match="is a link"):
+        CoverageFile.begin(tmp_path / "x.shadowcov", SweepInfo("npu", "cpu"))
+    assert mine.read_bytes() == before
 
 
 def test_the_folder_of_a_script_is_no_link(attack, capsys):

@@ -468,6 +468,22 @@ def test_pictures_are_not_written_through_links(capsys):
     assert Path("mine").read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    "words", [("classes", "--plots"), ("determinism", "--keep"), ("record", "--grid", "threads=1", "--out")]
+)
+def test_a_folder_that_is_a_link_gets_no_files(words, capsys):
+    """As the folders of scripts: each option that names a folder to write to."""
+    Path("mine").mkdir()
+    Path("out").symlink_to("mine")
+    Path("program.py").write_text("import torch; torch.ones(2) + 1\n")
+    for name in ("a.shadowrec", "b.shadowrec"):
+        write(name, **whole())
+    given = ("a.shadowrec", "b.shadowrec") if words[0] == "classes" else ("program.py",)
+    assert main([*words, "out", *given]) == 2
+    assert "is a link" in capsys.readouterr().err
+    assert not list(Path("mine").iterdir())
+
+
 def test_a_picture_that_cannot_be_written(capsys):
     Path("plots/curve-1.svg").mkdir(parents=True)
     for name, shift in (("a.shadowrec", 0), ("b.shadowrec", 7)):

@@ -101,8 +101,11 @@ def _check(args: argparse.Namespace) -> None:
         )
     if args.known and args.write_known:
         raise UsageError("--known checks and --write-known writes: use one of them.", slug="bad-option")
+    from shadowrun.store.atomic_write import refuse_links
+
     # Before anything is read: comparing many recordings takes minutes.
     for folder in filter(None, (args.plots, args.save)):
+        refuse_links(Path(folder))
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
