@@ -272,9 +272,12 @@ def _check_depth(connection: sqlite3.Connection) -> None:
             level, seen = {root for (root,) in roots}, set[int]()
             size = int.from_bytes(file.read(18)[16:], "big")
             size = 1 << 16 if size == 1 else size  # the format writes 1 for 65,536
+            # A page may have as many numbers as half its bytes: of those that no page has, the set had no bound.
+            there = range(1, os.fstat(file.fileno()).st_size // max(1, size) + 1)
             for _ in range(_MAX_DEPTH):
                 seen |= level
-                level = {child for page in level for child in _pages_below(file, page, size)} - seen
+                below = (child for page in level if page in there for child in _pages_below(file, page, size))
+                level = {child for child in below if child in there} - seen
     finally:
         connection.execute("commit")
     if level:
@@ -282,11 +285,8 @@ def _check_depth(connection: sqlite3.Connection) -> None:
 
 
 def _pages_below(file: IO[bytes], number: int, size: int) -> Iterator[int]:
-    """Numbers of the pages below one; any number, since nothing of the file was checked."""
-    start = (number - 1) * size
-    if not 0 <= start < 1 << 48:  # what no page has, and `seek` may refuse
-        return
-    file.seek(start)
+    """Numbers of the pages below one that there is; any number, since nothing of the file was checked."""
+    file.seek((number - 1) * size)
     head = file.read(_INNER_HEAD)
     if len(head) < _INNER_HEAD or head[0] not in _INNER:
         return

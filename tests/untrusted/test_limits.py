@@ -28,7 +28,7 @@ from shadowrun.limits import ResourceLimits
 from shadowrun.recording.file_format.recording_file import read
 from shadowrun.recording.file_format.recording_writer import is_recording
 from shadowrun.settings import read_settings
-from shadowrun.store import DataFile
+from shadowrun.store import DataFile, validation
 from shadowrun.store.salvage import OnDisk, Pages
 from shadowrun.studies.classes.import_published import read_published
 from shadowrun.studies.slowdown.calls import read_mix
@@ -259,6 +259,32 @@ def test_a_tree_of_a_coverage_file_and_of_a_recording():
         CoverageFile.open(Path("x.shadowcov"))
     with pytest.raises(DataFileError, match="too deep"):
         read(Path("x.shadowrec"))
+
+
+@pytest.mark.parametrize("page", [512, 65536])
+def test_a_page_leads_to_pages_that_there_are_not(page):
+    """No file system goes to such a place; and a set of all such numbers took 46 bytes for each byte of the file."""
+    path = run_file()
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute(f"pragma page_size = {page}")
+    connection.execute("vacuum")
+    ((root,),) = connection.execute("select rootpage from sqlite_master where name = 'site'").fetchall()
+    connection.close()
+    data = bytearray(path.read_bytes())
+    below = [*range(2**31, 2**31 + 50), 2**32 - 1]
+    head = struct.pack(">BHHHBI", 5, 0, len(below) - 1, 0, 0, below[-1])
+    places = [page - 4 * k for k in range(1, len(below))]
+    inner = head + struct.pack(f">{len(places)}H", *places)
+    inner = inner.ljust(page - 4 * len(places), b"\0") + struct.pack(f">{len(places)}I", *below[:-1])
+    data[(root - 1) * page : root * page] = inner
+    path.write_bytes(data)
+    seen, plain = set(), validation._pages_below
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(validation, "_pages_below", lambda file, n, size: seen.add(n) or plain(file, n, size))
+        with pytest.raises(DataFileError, match="is damaged"):
+            shadowrun.load(path)
+    assert root in seen
+    assert max(seen) <= len(data) // page
 
 
 # -- texts that many rows refer to ---------------------------------------------------------------------
