@@ -245,8 +245,43 @@ def _check_size(file: BinaryIO) -> None:
         n_bytes = sum(entry.file_size for entry in archive.infolist())
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
             raise ValueError("compressed")
+        # torch takes capitals in names for small letters, and either of two entries of one name.
+        pickles = [entry for entry in archive.infolist() if entry.filename.lower().endswith("data.pkl")]
     if n_bytes > os.fstat(file.fileno()).st_size:
         raise ValueError(f"{n_bytes} bytes in it")
+    with zipfile.ZipFile(file) as archive:
+        for entry in pickles:
+            _check_tuples(archive.read(entry))
+
+
+def _check_tuples(pickled: bytes) -> None:
+    """Refuse tuples in tuples without end: as a key, Python's hash of one calls itself until the process ends.
+
+    Raises:
+        ValueError: They are deeper than any that `torch.save` writes.
+    """
+    import pickletools
+
+    # Of what is on the stack: levels of tuples, and where the marks are.
+    levels: list[int] = []
+    marks: list[int] = []
+    memo: dict[Any, int] = {}
+    for opcode, number, _ in pickletools.genops(pickled):
+        name, before = opcode.name, opcode.stack_before
+        if name == "MARK":
+            marks.append(len(levels))
+            continue
+        n_before = len(before)
+        if pickletools.markobject in before:
+            n_before = len(levels) - marks.pop() + before.index(pickletools.markobject)
+        inside = levels[len(levels) - n_before :]
+        del levels[len(levels) - n_before :]
+        if name.endswith("PUT"):
+            memo[number] = levels[-1]
+        level = 1 + max(inside, default=0) if name.startswith("TUPLE") else 0
+        if level > _MAX_TUPLES:
+            raise ValueError("tuples in tuples")
+        levels += [memo[number] if name.endswith("GET") else level] * len(opcode.stack_after)
 
 
 def _check_is_one(file: BinaryIO, start: int) -> None:
@@ -278,6 +313,8 @@ def _check_is_one(file: BinaryIO, start: int) -> None:
 _END = struct.Struct("<4s36xQQ4s4xQ4x4s8xIIH")
 # Magic numbers of the file and of these records, and the length of the comment.
 _MARKS = (b"PK\3\4", b"PK\6\6", b"PK\6\7", b"PK\5\6", 0)
+# Tuples in tuples; torch writes three.
+_MAX_TUPLES = 50
 # Stands in the end record for a number that only the zip64 record can hold.
 _IN_LARGE = 0xFFFFFFFF
 

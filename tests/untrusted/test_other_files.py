@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shadowrun.errors import DataFileError, UsageError
 from shadowrun.settings import read_settings
-from shadowrun.store.captured_inputs import StoredCall, load, save
+from shadowrun.store.captured_inputs import StoredCall, load, save, write_private
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,3 +106,19 @@ def test_captured_inputs_with_other_bytes(tmp_path, seed):
     except DataFileError as error:
         found = error.slug
     assert found in ("StoredCall", "captured-inputs")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_captured_inputs_with_tuples_without_end(tmp_path, again):
+    """Some hundred thousand levels ended the process: Python's hash of a tuple looks at no bound on calls."""
+    nested: tuple[object, ...] = ()
+    for _ in range(100):
+        # Twice the same one: `torch.save` names the second by its number in the memo.
+        nested = (nested, nested) if again else (nested,)
+    content = {"format": 1, "op": "aten::mm", "args": [], "kwargs": {}, "tensors": [torch.ones(2)]}
+    write_private(content, tmp_path / "0.pt")
+    assert load(tmp_path, "0.pt").op == "aten::mm"
+    write_private(content | {"more": nested}, tmp_path / "0.pt")
+    with pytest.raises(DataFileError) as found:
+        load(tmp_path, "0.pt")
+    assert str(found.value.__cause__) == "tuples in tuples"
