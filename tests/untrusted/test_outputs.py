@@ -221,7 +221,10 @@ def test_of_an_error_of_our_own(run_file, monkeypatch, capsys):
     safe(said, "a traceback")
 
 
-@pytest.mark.parametrize("text", ["x\r=1+1", "x\n=1+1", "x;=1+1", "x;-1+1", "x\t@SUM(1)", "\n=1+1", "\uff1d1+1"])
+@pytest.mark.parametrize(
+    "text",
+    ["x\r=1+1", "x\n=1+1", "x;=1+1", "x;-1+1", "x\t@SUM(1)", "\n=1+1", "\uff1d1+1", 'x;"=1+1;', 'x;""""=1+1'],
+)
 def test_no_text_of_a_table_begins_a_cell_with_a_formula(text):
     """A line break that was not quoted began a row; where a semicolon separates, a cell begins behind each."""
     table = render_csv(Document("", (), {}, Records(("a", "b"), (("1", text),))))

@@ -19,8 +19,9 @@ __all__ = ["csv_writer", "render_csv", "render_json"]
 
 # OWASP's list for CSV injection: with these a spreadsheet evaluates a cell.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-# Within a text too: where the separator is a semicolon, a cell begins behind each, whatever is quoted.
-_NEW_CELL = re.compile("(?<=[;\t\r\n])(?=[=+@\uff1d\uff0b\uff0d\uff20-])")
+# Within a text too: where the separator is a semicolon, a cell begins behind each, whatever is quoted. Quotation marks
+# at its start are then those of a cell, and no part of it.
+_NEW_CELL = re.compile('(?<=[;\t\r\n])(?="*[=+@\uff1d\uff0b\uff0d\uff20-])')
 # The text of a figure, such as -0.5, begins like a formula, and must stay a number.
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)", re.ASCII)
 
