@@ -22,7 +22,7 @@ def no_tolerance(_op, _dtype):
     return None
 
 
-@pytest.mark.parametrize("op", ["mm", "softmax", "add", "embedding"])
+@pytest.mark.parametrize("op", ["mm", "softmax", "add", "embedding", "norm", "foreach"])
 def test_both_ways_give_the_same_verdicts(op):
     counts, wrong = compare(150, seed=1, op=op)
     assert wrong == []
