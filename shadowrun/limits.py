@@ -102,10 +102,21 @@ class ResourceLimits:
             bounds = [seconds for seconds in bounds if seconds != resource.RLIM_INFINITY]
             resource.setrlimit(resource.RLIMIT_CPU, (min(bounds), hard))
             soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-            lengths = [n for n in (self.memory, soft, hard) if n != resource.RLIM_INFINITY]
+            # The output may go to the end of a log, which is longer already.
+            lengths = [n for n in (self.memory + _length_of_output(), soft, hard) if n != resource.RLIM_INFINITY]
             resource.setrlimit(resource.RLIMIT_FSIZE, (min(lengths), hard))
             # A signal of this kind would leave an image of the whole memory.
             resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+def _length_of_output() -> int:
+    """Bytes of the longer of the files that standard output and error go to; 0 where they go to none."""
+    found = [0]
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):  # it is closed
+            about = os.fstat(descriptor)
+            found.append(about.st_size if stat.S_ISREG(about.st_mode) else 0)
+    return max(found)
 
 
 class CurrentCall:

@@ -155,6 +155,20 @@ def test_files_that_a_command_that_reads_writes_are_bounded(written):
 
 
 @linux
+def test_a_report_goes_to_the_end_of_a_long_log():
+    run_file()
+    with Path("log").open("ab") as log:
+        log.truncate(3 << 30)  # a hole, which takes no disk
+        log.seek(0, os.SEEK_END)
+        ended = subprocess.run(
+            [sys.executable, "-m", "shadowrun", "report", "x.shadowrun"],
+            check=False, stdout=log, stderr=subprocess.PIPE, text=True, timeout=100,
+        )  # fmt: skip
+    assert ended.stderr == ""
+    assert Path("log").stat().st_size > 3 << 30
+
+
+@linux
 @pytest.mark.parametrize("costly", ["bytearray(200 << 20)", "re.match('(a*)*b', 'a' * 60)"])
 def test_a_sweep_has_its_files_read_in_bounds_first(costly):
     """In its own process, beside its workers, they have none."""
