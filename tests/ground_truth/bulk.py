@@ -56,6 +56,8 @@ def _contexts(generator):
             yield aten.sigmoid.default, lambda x=x: (x(),)
             yield aten.gelu.default, lambda x=x: (x(),)
             yield aten.silu_backward.default, lambda x=x: (x(), x())
+            yield aten.tanh_backward.default, lambda x=x: (x(), x().tanh())
+            yield aten.sigmoid_backward.default, lambda x=x: (x(), x().sigmoid())
             yield aten.addcmul.default, lambda x=x: (x(), x(), x())
             yield aten.lerp.Scalar, lambda x=x: (x(), x(), 0.1)
             yield aten.mul_.Tensor, lambda x=x: (x(), x())

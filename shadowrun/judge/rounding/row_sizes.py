@@ -1,8 +1,8 @@
-"""How far rounding moves norms and softmaxes: the standard deviation of each element, in closed form.
+"""How far rounding moves norms, softmaxes and gradients of activations: the standard deviation of each element.
 
 The oracle perturbs each input by about a unit roundoff and takes the spread of the results for the condition. For these
 operators the first derivatives are known, so the variance that such perturbations have is a few sums over each row, or
-over each channel of a batch norm: it needs no further run.
+over each channel of a batch norm, or a product at each element: it needs no further run.
 """
 
 from __future__ import annotations
@@ -225,6 +225,24 @@ def _log_softmax_backward(named: dict[str, Any], _: Any) -> Sizes:
     return (_root(moved.add_(y.mul_(-2.0).add_(1.0).mul_(square))),)
 
 
+def _tanh_backward(named: dict[str, Any], _: Any) -> Sizes:
+    y = named["output"]
+    return ((y * y).mul_(named["grad_output"]).mul_(2.0).abs_(),)
+
+
+def _sigmoid_backward(named: dict[str, Any], _: Any) -> Sizes:
+    y = named["output"]
+    return (y.mul(-2.0).add_(1.0).mul_(y).mul_(named["grad_output"]).abs_(),)
+
+
+def _silu_backward(named: dict[str, Any], expected: Any) -> Sizes:
+    x = named["self"]
+    s = x.sigmoid()
+    # The derivative of s + x s (1 - s).
+    slope = s.mul(-2.0).add_(1.0).mul_(x).add_(2.0)
+    return (slope.mul_(s).mul_(1.0 - s).mul_(x).mul_(named["grad_output"]).hypot_(expected[0]),)
+
+
 def _n_elements(value: Any) -> int:
     return value.numel() if isinstance(value, torch.Tensor) else -1
 
@@ -258,4 +276,7 @@ _FORMULAS: dict[str, Callable[[dict[str, Any], Any], Sizes]] = {
     "aten::_softmax_backward_data": _softmax_backward,
     "aten::_log_softmax": _log_softmax,
     "aten::_log_softmax_backward_data": _log_softmax_backward,
+    "aten::sigmoid_backward": _sigmoid_backward,
+    "aten::silu_backward": _silu_backward,
+    "aten::tanh_backward": _tanh_backward,
 }
