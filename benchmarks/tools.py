@@ -53,6 +53,10 @@ class Hooks:
         return run
 
 
+_STEADY = 16
+"""Steps before the clock runs where results differ: each line is judged in full the 1st, 2nd, 4th, 8th, 16th time."""
+
+
 @dataclass(frozen=True)
 class Tool:
     """A context to run steps in.
@@ -366,7 +370,7 @@ def make_tools() -> tuple[Tool, ...]:
         Tool("budget 1.2", limited, ours=True, warm_up=0, longer=4, by_mean=True, share=limited.verified_share),
         Tool("isolated", isolated, ours=True, problems=isolated.not_equal),
         Tool("drift", drift, ours=True, problems=drift.not_equal),
-        Tool("every result 1 ULP off", rounded, ours=True, problems=rounded.few_differed),
+        Tool("every result 1 ULP off", rounded, ours=True, warm_up=_STEADY, problems=rounded.few_differed),
         Tool(
             "1 ULP off, budget 1.2",
             within_budget,
@@ -376,16 +380,15 @@ def make_tools() -> tuple[Tool, ...]:
             by_mean=True,
             share=within_budget.verified_share,
         ),
-        # Each line is judged in full the 1st, 2nd, 4th, 8th time.
-        Tool("another instruction set", other_isa, ours=True, warm_up=8, problems=other_isa.not_matched),
-        Tool("products in bf16", bf16, ours=True, problems=bf16.wrong_causes),
+        Tool("another instruction set", other_isa, ours=True, warm_up=_STEADY, problems=other_isa.not_matched),
+        Tool("products in bf16", bf16, ours=True, warm_up=_STEADY, problems=bf16.wrong_causes),
         *(
             (
                 Tool(
                     "products in bf16 by the processor",
                     medium,
                     ours=True,
-                    warm_up=8,
+                    warm_up=_STEADY,
                     # Small products are not rounded: none of a micro MLP is.
                     problems=functools.partial(medium.wrong_causes, few=True),
                 ),
@@ -393,7 +396,7 @@ def make_tools() -> tuple[Tool, ...]:
             if _has_bf16_products()
             else ()
         ),
-        Tool("products and convolutions in tf32", tf32, ours=True, problems=tf32.wrong_causes),
+        Tool("products and convolutions in tf32", tf32, ours=True, warm_up=_STEADY, problems=tf32.wrong_causes),
         Tool("oracle for every result", oracle, ours=True, problems=oracle.few_differed),
         Tool("flop_counter", _flops),
         Tool("DebugMode + hashes", _debug_mode),
