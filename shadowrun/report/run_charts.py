@@ -63,13 +63,16 @@ class _Log:
             return self.top - 18
         if value <= 0:
             return self.base + 16
-        share = (math.log10(value) - self.low) / (self.high - self.low)
+        return self._at(math.log10(value))
+
+    def _at(self, power: float) -> float:
+        share = (power - self.low) / (self.high - self.low)
         return self.base - min(1.0, max(0.0, share)) * (self.base - self.top)
 
     def ticks(self, left: float, right: float) -> Iterator[str]:
         every = max(1, math.ceil((self.high - self.low) / 8))
         for power in range(self.low, self.high + 1, every):
-            y = self.y(10.0**power)
+            y = self._at(power)  # the power itself may be beyond the greatest float
             yield line(left, y, right, y, LINE)
             yield text(left - 8, y + 4, f"1e{power}" if power else "1", SOFT, anchor="end")
         yield text(left - 8, self.base + 20, "0", SOFT, anchor="end")

@@ -41,8 +41,8 @@ _CODE = frozenset({"code"})
 
 # Names of commands with a hyphen are refused anywhere, since a table may fold a text; `aten::error` is an operator.
 # What services read in a job's log as commands: GitHub's ``::set-output`` at the start of a line, and anywhere
-# ``##[add-matcher]`` and Azure's ``##vso[task.setvariable]``.
-_COMMANDS: Final = re.compile(r"(?:^|(?<=\s)):(?=:[A-Za-z])|:(?=:[a-z]+-)|#(?=#\w*\[)")
+# ``##[add-matcher]``, Azure's ``##vso[task.setvariable]``, and in JUnit files ``[[ATTACHMENT|path]]``.
+_COMMANDS: Final = re.compile(r"(?:^|(?<=\s)):(?=:[A-Za-z])|:(?=:[A-Za-z]+-)|#(?=#\w*\[)|\[(?=\[(?i:ATTACHMENT))")
 
 T = TypeVar("T")
 

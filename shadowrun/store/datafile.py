@@ -138,6 +138,11 @@ class DataFile:
             DataFileError: As `create`.
         """
         if append and path.exists():
+            if path.is_symlink():  # a folder from elsewhere may have one: what it leads to would get our calls
+                raise DataFileError(
+                    f"{str(path)!r} is a link, which is not followed: name the file that it leads to.",
+                    slug="data-file-append",
+                )
             data = cls.open(path)
             try:
                 data._check_platforms(info)

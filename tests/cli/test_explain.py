@@ -303,3 +303,13 @@ def test_an_entry_needs_no_torch(tmp_path):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert "lacks" in done.stdout
+
+
+def test_the_command_on_an_operator_is_quoted(recorded, capsys):
+    connection = sqlite3.connect(".shadowrun")
+    connection.execute("update op set name = 'aten::exp;id>PWN #' where name = 'aten::exp'")
+    connection.commit()
+    connection.close()
+    call = next(r.call.seq for r in shadowrun.load(".shadowrun").records() if ";" in r.call.op)
+    explain(call)
+    assert "shadowrun explain 'aten::exp;id>PWN #'" in read(capsys)

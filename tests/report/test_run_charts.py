@@ -10,7 +10,7 @@ import pytest
 
 from shadowrun import report
 from shadowrun.report.formats.html import MAX_BYTES
-from shadowrun.report.run_charts import histogram
+from shadowrun.report.run_charts import _Log, histogram
 from shadowrun.run import Run
 from shadowrun.store import DataFile
 from shadowrun.types import Cause, Phase, RunInfo, Status, TensorDiff, TensorMeta, Verdict
@@ -162,3 +162,8 @@ def test_a_run_of_many_modules_steps_and_wild_figures_is_bounded():
     assert len(text.encode()) <= MAX_BYTES
     assert "nan," not in re.sub(r"<title>.*?</title>", "", text)
     assert 'x="nan' not in text
+
+
+def test_the_greatest_numbers_have_an_axis():
+    axis = _Log([1e308, 1.7e308], 0.0, 100.0)
+    assert "1e309" in "".join(axis.ticks(0.0, 10.0))

@@ -334,6 +334,17 @@ def test_append_refuses_other_platforms(tmp_path: Path) -> None:
     assert "compares npu with cpu" in text
 
 
+def test_nothing_is_appended_through_a_link(tmp_path: Path) -> None:
+    """In a folder from elsewhere, `.shadowrun` may lead to another run of the user's."""
+    path, link = tmp_path / "other.shadowrun", tmp_path / ".shadowrun"
+    DataFile.create(path, INFO).close()
+    whole = path.read_bytes()
+    link.symlink_to(path)
+    name, text = slug(lambda: DataFile.create(link, INFO, append=True))
+    assert (name, "is a link" in text) == ("data-file-append", True)
+    assert path.read_bytes() == whole
+
+
 def test_the_schema_in_the_documentation_is_the_schema() -> None:
     page = (Path(__file__).parents[2] / "docs" / "datafile.md").read_text()
     assert f"```sql\n{SCHEMA}```" in page

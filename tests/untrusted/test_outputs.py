@@ -18,6 +18,8 @@ import shadowrun
 from shadowrun.cli.main import main
 from shadowrun.report.document import Document, Records, render
 from shadowrun.report.formats.json_csv import render_csv
+from shadowrun.report.formats.junit import render_junit
+from shadowrun.report.issues import Issues
 from shadowrun.report.sanitize import one_line, replacing_unencodable, write_to_stdout
 from shadowrun.store import DataFile
 from shadowrun.studies.slowdown.calls import Call
@@ -293,6 +295,24 @@ def test_a_folded_name_is_no_command(width):
     rows = tuple((f"{'x' * n}::set-output name=x::y", "##vso[task.x]y") for n in range(40))
     table = Table((Column("operator", "name"), Column("why")), rows)
     safe(render_terminal(Document("x", (table,), {}, Records((), ())), width=width), "")
+
+
+@pytest.mark.parametrize("text", ["A::Set-Output name=x::y", "A::STOP-COMMANDS::tok", "[[ATTACHMENT|/etc/passwd]]"])
+def test_no_text_is_a_command_to_a_service(text):
+    """GitHub's runner ignores the case of names; plug-ins of Jenkins, and GitLab, read tags of attachments."""
+    shown = one_line(text)
+    assert shown.replace(" ", "") == text.replace(" ", "")
+    assert re.search(r"::[\w-]+-|\[\[ATTACHMENT", shown, re.IGNORECASE) is None
+
+
+def test_a_platform_names_no_folder_in_junit():
+    issues = Issues("x/../../root/.ssh", (), ("aten::mm",))
+    assert 'classname="shadowrun.x_.._.._root_.ssh"' in render_junit(Document("", (), {}, (), issues=issues))
+
+
+def test_an_entity_is_no_character_of_markdown():
+    """It would bring back what was removed: U+202E turns the text around."""
+    assert "&#x202E;" not in render(Document("&#x202E;DELIAF", (), {}, ()), "md")
 
 
 def test_one_line_keeps_what_is_harmless():

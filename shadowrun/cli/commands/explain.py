@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shlex
 from collections import defaultdict
 from difflib import get_close_matches
 from pathlib import Path
@@ -309,9 +310,8 @@ def _call_document(found: Explanation) -> Document:
         blocks.append(_steps(f"judged again here: {again}", found.steps))
     if found.note:
         blocks.append(Note(found.note, "warn"))
-    blocks.append(
-        Note(f"`shadowrun explain {shown.call.op.partition('.')[0]}` prints the facts on the operator.", "dim")
-    )
+    operator = shown.call.op.partition(".")[0]
+    blocks.append(Note(f"`shadowrun explain {shlex.quote(operator)}` prints the facts on the operator.", "dim"))
     names = ("rung", "result", "figure", "limit", "outcome")
     parts = {"recorded": found.recorded, "judged_again": found.steps}
     data = {

@@ -5,6 +5,7 @@ GitLab uses only the first of two cases with the same class and name, and reads 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 from xml.etree import ElementTree as ET
@@ -87,8 +88,10 @@ def _case(suite: ET.Element, platform: str, name: str, issue: Issue) -> ET.Eleme
 
 
 def _new_case(suite: ET.Element, platform: str, name: str) -> ET.Element:
-    # GitLab shows the class name as the suite, and ignores the name of the suite.
-    return ET.SubElement(suite, "testcase", classname=f"shadowrun.{platform}", name=name, time="0")
+    # GitLab shows the class name as the suite, and ignores the name of the suite. A plug-in of Jenkins takes it for a
+    # folder, whose files it keeps.
+    classname = "shadowrun." + re.sub(r"[/\\]", "_", platform)
+    return ET.SubElement(suite, "testcase", classname=classname, name=name, time="0")
 
 
 def _unique(name: str, seen: Counter[str]) -> str:

@@ -113,6 +113,7 @@ def _text(text: str) -> str:
     if isinstance(text, Markdown):
         return text
     # As an entity, since `<` would begin HTML, which GitHub renders.
-    for char in "\\`*_<>|[]":
-        text = text.replace(char, f"&#{ord(char)};" if char in "<>|" else f"\\{char}")
+    # `&` first: an entity of the text would become a character that was removed from it.
+    for char in "&\\`*_<>|[]":
+        text = text.replace(char, f"&#{ord(char)};" if char in "&<>|" else f"\\{char}")
     return text

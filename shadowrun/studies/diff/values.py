@@ -176,6 +176,8 @@ def _is_contiguous(form: Form) -> bool:
 # view.
 
 _ALWAYS: Final = ("cpu", "meta")
+_MAX_DEPTH: Final = 100
+"""Levels of the arguments of a call: those of a program have three."""
 # Also one that nothing closes: to look for its end from each quotation mark anew would take hours.
 _JSON_TEXT: Final = re.compile(r'"((?:[^"\\]|\\.)*+)"?', re.DOTALL)
 
@@ -251,6 +253,7 @@ class _Arguments:
     def parse(cls, op: str, text: str) -> _Arguments:
         try:
             named = json.loads(text)
+            _frozen(named, _MAX_DEPTH)
         except (ValueError, RecursionError):
             named = None
         return cls(base_name(op), named if type(named) is dict else None, text)
@@ -304,12 +307,18 @@ def _within_dimension(found: dict[str, Hashable], shape: tuple[int, ...]) -> dic
     return found | {"dim": dim} | there
 
 
-def _frozen(value: Any) -> Hashable:
-    """A value of JSON that can be compared: 1 and 1.0 are equal, zeros of both signs are not."""
+def _frozen(value: Any, levels: int = _MAX_DEPTH) -> Hashable:
+    """A value of JSON that can be compared: 1 and 1.0 are equal, zeros of both signs are not.
+
+    Raises:
+        ValueError: It has more levels.
+    """
+    if isinstance(value, (list, dict)) and not levels:
+        raise ValueError(f"more than {_MAX_DEPTH} levels")
     if isinstance(value, list):
-        return tuple(map(_frozen, value))
+        return tuple([_frozen(v, levels - 1) for v in value])
     if isinstance(value, dict):
-        return frozenset((name, _frozen(v)) for name, v in value.items())
+        return frozenset([(name, _frozen(v, levels - 1)) for name, v in value.items()])
     return repr(value) if isinstance(value, float) and not value else value
 
 

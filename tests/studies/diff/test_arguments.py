@@ -6,7 +6,7 @@ import torch
 import shadowrun
 from shadowrun.recording.file_format.recording_file import read
 from shadowrun.studies.diff.recordings import diff_recordings
-from shadowrun.studies.diff.values import normalised
+from shadowrun.studies.diff.values import _Arguments, normalised
 
 aten = torch.ops.aten
 X = torch.arange(24.0).view(2, 3, 4)
@@ -90,3 +90,9 @@ def test_an_argument_that_depends_on_the_shape_is_told_apart_call_by_call(tmp_pa
     found = diff_recordings(*recordings)
     assert [str(found.difference.outcome(pair)) for pair in (0, 1)] == ["equal", "equal"]
     assert len({int(code) for code in found.difference.first.arguments}) == 2
+
+
+@pytest.mark.parametrize(("left", "right"), [("[", "]"), ('{"a": ', "}")])
+def test_arguments_of_hundreds_of_levels_are_text(left, right):
+    text = '{"size": ' + left * 600 + "1" + right * 600 + "}"
+    assert _Arguments.parse("aten::zeros", text).form(None) == text
