@@ -306,8 +306,8 @@ def test_no_text_is_a_command_to_a_service(text):
 
 
 def test_a_platform_names_no_folder_in_junit():
-    issues = Issues("x/../../root/.ssh", (), ("aten::mm",))
-    assert 'classname="shadowrun.x_.._.._root_.ssh"' in render_junit(Document("", (), {}, (), issues=issues))
+    issues = Issues("x/../../home/.ssh", (), ("aten::mm",))
+    assert 'classname="shadowrun.x_.._.._home_.ssh"' in render_junit(Document("", (), {}, (), issues=issues))
 
 
 def test_an_entity_is_no_character_of_markdown():
