@@ -24,7 +24,7 @@ from shadowrun.judge.result_diff import flat_values
 from shadowrun.numerics.diff import diff
 from shadowrun.numerics.form import form_difference
 from shadowrun.numerics.precision import FORMATS
-from shadowrun.operators.case import tensors
+from shadowrun.operators.case import item_of, tensors
 from shadowrun.operators.facts import ulp_bound
 from shadowrun.torch_private import schema_of
 from shadowrun.types import Cause, Status, Verdict
@@ -127,19 +127,19 @@ def _n_items(case: Case) -> int:
 
 def _by_items(case: Case, n: int, examine: Callable[[Case], Examined]) -> Examined | None:
     """Judge an operator of lists (an optimizer's step) by those items that are farthest from the reference."""
-    items = [name.rpartition("[")[2].removesuffix("]") for name in case.names]
-    if not n or not all(map(str.isdecimal, items)):
+    items = [item for name in case.names if (item := item_of(name)) is not None]
+    if not n or len(items) != len(case.names):
         return None
     found = [diff(*pair) for pair in zip(case.names, case.actual, case.expected, strict=True)]
     far: dict[int, float] = {}
-    for item, d in zip(map(int, items), found, strict=True):
+    for item, d in zip(items, found, strict=True):
         if d.n_different:
             # A difference of class outranks any distance.
             odd = d.n_nan + d.n_inf > 0
             far[item] = max(far.get(item, 0.0), float("inf") if odd else max(d.max_rel, d.rmse))
     judged = []
     for item in sorted(far, key=lambda i: -far[i])[:MAX_ITEMS]:
-        one = _item(case, item, n, [i == str(item) for i in items])
+        one = _item(case, item, n, [i == item for i in items])
         judged.append((by_slices(one, examine) if is_large(one) else None) or examine(one))
     if not judged:
         return None

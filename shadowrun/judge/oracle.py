@@ -18,7 +18,7 @@ from shadowrun.judge.rounding.rounding_bounds import reduction_length
 from shadowrun.numerics.elements import plain
 from shadowrun.numerics.excess import Truth
 from shadowrun.numerics.precision import FORMATS
-from shadowrun.operators.case import exact_copy, tensors
+from shadowrun.operators.case import exact_copy, item_of, tensors
 from shadowrun.operators.facts import base_name
 from shadowrun.operators.vendor_ops import evaluate
 from shadowrun.strided import span
@@ -325,12 +325,12 @@ def n_terms(case: Case, position: int) -> float:
 
 def _inputs_of(case: Case, position: int) -> Iterator[torch.Tensor]:
     """Tensors from which one item of an operator of lists is computed."""
-    item = case.names[position].rpartition("[")[2].removesuffix("]")
+    item = item_of(case.names[position])
     for value in (*case.args, *case.kwargs.values()):
         if not isinstance(value, (list, tuple)):
             yield from tensors((value,), {})
-        elif item.isdecimal() and int(item) < len(value):
-            yield from tensors((value[int(item)],), {})
+        elif item is not None and item < len(value):
+            yield from tensors((value[item],), {})
 
 
 def widen(t: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor] | None) -> torch.Tensor:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from shadowrun.operators.facts import OpFacts
 
-__all__ = ["Arguments", "Case", "Value", "exact_copy", "flat_results", "tensors"]
+__all__ = ["Arguments", "Case", "Value", "exact_copy", "flat_results", "item_of", "tensors"]
 
 Value: TypeAlias = "torch.Tensor | int | float | bool | complex | None"
 Arguments: TypeAlias = "tuple[tuple[Any, ...], dict[str, Any]]"
@@ -88,6 +88,12 @@ class Case:
         return tuple(_copied(a, memo, change) for a in self.args), {
             k: _copied(v, memo, change) for k, v in self.kwargs.items()
         }
+
+
+def item_of(name: str) -> int | None:
+    """Which item of a list a result is: 3 for ``self[3]`` and ``output 0[3]``; None for others."""
+    item = name.rpartition("[")[2].removesuffix("]")
+    return int(item) if item.isdecimal() else None
 
 
 def tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:

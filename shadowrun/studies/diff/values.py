@@ -253,7 +253,7 @@ class _Arguments:
     def parse(cls, op: str, text: str) -> _Arguments:
         try:
             named = json.loads(text)
-            _frozen(named, _MAX_DEPTH)
+            _frozen(named)
         except (ValueError, RecursionError):
             named = None
         return cls(base_name(op), named if type(named) is dict else None, text)
