@@ -1,7 +1,7 @@
 """Sanitise texts of programs and files for output: short, on one line, without terminal control sequences.
 
 Names of modules and operators and messages come from the user's program or from a data file: they may contain escape
-sequences, line breaks, bidirectional marks and lone surrogates.
+sequences, line breaks, bidirectional marks, characters that nothing shows, and lone surrogates.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import re
 import sys
+import unicodedata
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -43,12 +44,15 @@ _CODE = frozenset({"code"})
 # What services read in a job's log as commands: GitHub's ``::set-output`` at the start of a line, and anywhere
 # ``##[add-matcher]``, Azure's ``##vso[task.setvariable]``, and in JUnit files ``[[ATTACHMENT|path]]``.
 _COMMANDS: Final = re.compile(r"(?:^|(?<=\s)):(?=:[A-Za-z])|:(?=:[A-Za-z]+-)|#(?=#\w*\[)|\[(?=\[(?i:ATTACHMENT))")
+# What `str.isprintable` takes for printable and no font shows: what Unicode calls default-ignorable and is no format
+# character, and blanks that are no spaces. Python has no table of them, but their names say what they are.
+_INVISIBLE: Final = re.compile(r"\b(?:SELECTOR|FILLER|JOINER|INHERENT|BLANK(?! SYMBOL)|NULL NOTEHEAD)\b")
 
 T = TypeVar("T")
 
 
 def one_line(text: str) -> str:
-    """The text on one line, with unprintable characters replaced, and no command to a CI service."""
+    """The text on one line, with characters replaced that nothing shows, and no command to a CI service."""
     # `split` first: a line break becomes a blank, and only then the rest a replacement character.
     return _shown(" ".join(text.split()))
 
@@ -60,7 +64,13 @@ def code_line(text: str, length: int) -> str:
 
 def _shown(text: str) -> str:
     text = _COMMANDS.sub(r"\g<0> ", text)
-    return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
+    if text.isascii() and text.isprintable():
+        return text
+    return text.translate({ord(char): "\ufffd" for char in set(text) if not _is_visible(char)})
+
+
+def _is_visible(char: str) -> bool:
+    return char.isprintable() and not _INVISIBLE.search(unicodedata.name(char, ""))
 
 
 def clip(text: str, length: int = MAX_TEXT) -> str:

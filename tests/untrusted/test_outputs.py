@@ -20,7 +20,7 @@ from shadowrun.report.document import Document, Records, render
 from shadowrun.report.formats.json_csv import render_csv
 from shadowrun.report.formats.junit import render_junit
 from shadowrun.report.issues import Issues
-from shadowrun.report.sanitize import one_line, replacing_unencodable, write_to_stdout
+from shadowrun.report.sanitize import code_line, one_line, replacing_unencodable, write_to_stdout
 from shadowrun.store import DataFile
 from shadowrun.studies.slowdown.calls import Call
 from shadowrun.studies.slowdown.table import Slowdown, slowdown_document
@@ -321,3 +321,25 @@ def test_one_line_keeps_what_is_harmless():
     )
     assert one_line("aten::mm(f32[8, 16]) → é 日本") == "aten::mm(f32[8, 16]) → é 日本"
     assert one_line("a\r\n\tb") == "a b"
+
+
+# Default_Ignorable_Code_Point of Unicode 16 (DerivedCoreProperties.txt), and blanks that are no spaces.
+IGNORABLE = (
+    (0xAD, 0xAD), (0x34F, 0x34F), (0x61C, 0x61C), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F),
+    (0x200B, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F), (0x3164, 0x3164), (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF),
+    (0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0xE0FFF),
+)  # fmt: skip
+BLANKS = (0x2800, 0x1D159, 0x13441, 0x13442)
+
+
+def test_no_character_is_invisible():
+    """Two names that look the same, or nothing where a name is."""
+    hidden = [*(chr(n) for first, last in IGNORABLE for n in range(first, last + 1)), *map(chr, BLANKS)]
+    shown = {char: one_line(f"a{char}b") for char in hidden}
+    assert {f"U+{ord(char):04X}" for char, text in shown.items() if text != "a\ufffdb"} == set()
+    assert code_line("x = 1  # \ufe0f\u3164", 100) == "x = 1  # \ufffd\ufffd"
+
+
+def test_what_is_visible_stays():
+    kept = "é 日本 한글 ⠁ ␀ ␢ ∑ → µ ё ❤ e\u0301 नमस्ते ប្រ 𝛼 😀"
+    assert one_line(kept) == kept
