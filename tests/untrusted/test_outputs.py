@@ -16,11 +16,12 @@ import pytest
 
 import shadowrun
 from shadowrun.cli.main import main
-from shadowrun.report.document import Document, Records, render
+from shadowrun.report.document import Column, Document, Fact, Facts, Limits, Note, Records, Table, render
 from shadowrun.report.formats.json_csv import render_csv
 from shadowrun.report.formats.junit import render_junit
+from shadowrun.report.formats.terminal import render_terminal
 from shadowrun.report.issues import Issues
-from shadowrun.report.sanitize import code_line, one_line, replacing_unencodable, write_to_stdout
+from shadowrun.report.sanitize import code_line, one_line, replacing_unencodable, sanitize, write_to_stdout
 from shadowrun.store import DataFile
 from shadowrun.studies.slowdown.calls import Call
 from shadowrun.studies.slowdown.table import Slowdown, slowdown_document
@@ -286,15 +287,23 @@ def test_show_replaces_what_cannot_be_shown(capsys):
     assert capsys.readouterr().out == "a?b"
 
 
-@pytest.mark.parametrize("width", [60, 61, 67, 100])
-def test_a_folded_name_is_no_command(width):
+@pytest.mark.parametrize(("width", "colour"), [(60, False), (61, True), (100, False)])
+def test_a_folded_name_is_no_command(width, colour):
     """A table folds a long name anywhere, and a line of it may begin with what a service obeys."""
-    from shadowrun.report.document import Column, Table
-    from shadowrun.report.formats.terminal import render_terminal
-
-    rows = tuple((f"{'x' * n}::set-output name=x::y", "##vso[task.x]y") for n in range(40))
-    table = Table((Column("operator", "name"), Column("why")), rows)
-    safe(render_terminal(Document("x", (table,), {}, Records((), ())), width=width), "")
+    texts = [f"{'x' * n}{text}" for n in range(70) for text in ("::Error::y", "##[error]y")]
+    columns = Column("operator", "name"), Column("line"), Column("why")
+    long = Limits(terminal=len(texts))
+    blocks = (
+        Table(columns, tuple((text, "", text) for text in texts), limits=long),
+        Table(columns, tuple(("aten::mm", text, "") for text in texts), limits=long),
+        Facts(tuple(Fact(text, text) for text in texts)),
+        *map(Note, texts),
+    )
+    text = render_terminal(Document("x", sanitize(blocks), {}, Records((), ())), width=width, colour=colour)
+    lines = re.sub(r"\x1b\[[\d;]*m", "", text).splitlines()
+    assert not [line for line in lines if re.match(r"\s*::\w|\s*##\w*\[", line)]
+    assert max(map(len, lines)) <= width, "aligned as before"
+    assert len(re.findall("aten::mm", text)) == len(texts)
 
 
 @pytest.mark.parametrize("text", ["A::Set-Output name=x::y", "A::STOP-COMMANDS::tok", "[[ATTACHMENT|/etc/passwd]]"])
@@ -341,5 +350,5 @@ def test_no_character_is_invisible():
 
 
 def test_what_is_visible_stays():
-    kept = "é 日本 한글 ⠁ ␀ ␢ ∑ → µ ё ❤ e\u0301 नमस्ते ប្រ 𝛼 😀"
+    kept = "é 日本 한글 ⠁ ␀ ␢ ∑ → µ ё ❤ e\u0301 नमस्ते ប្រ 😀"
     assert one_line(kept) == kept

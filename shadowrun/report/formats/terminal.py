@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 from rich.table import Table as Grid
@@ -48,6 +49,8 @@ _INDENT = "  "
 _WHOLE = View()
 # Characters of a cell of a table: a terminal folds them into a column.
 _MAX_CELL = 1000
+# At the start of a line GitHub reads `::error` as a command, and no text can know where it is folded.
+_COMMAND: Final = re.compile(r"^((?:\s|\x1b\[[\d;]*m)*?) ?:(?=:\w)")
 _STYLES = {"good": "green", "bad": "red", "warn": "yellow", "dim": "dim", "action": "bold cyan", "strong": "bold"}
 
 
@@ -77,7 +80,7 @@ def render_terminal(
     console.width = max(console.width, MIN_WIDTH)
     _Page(console, view).print(document)
     # rich pads cells to the width of the console: trailing blanks in a log.
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    return "\n".join(_COMMAND.sub(r"\1: ", line.rstrip()) for line in out.getvalue().splitlines()) + "\n"
 
 
 def render_text(document: Document) -> str:
