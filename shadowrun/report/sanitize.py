@@ -40,7 +40,7 @@ _PICTURES = frozenset({"svg"})
 # Fields with lines of code, in which blanks count.
 _CODE = frozenset({"code"})
 
-# Names of commands with a hyphen are refused anywhere, since what shows a text may fold it; `aten::error` is an operator.
+# Names of commands with a hyphen are refused anywhere, since a pager may fold a text; `aten::error` is an operator.
 # What services read in a job's log as commands: GitHub's ``::set-output`` at the start of a line, and anywhere
 # ``##[add-matcher]``, Azure's ``##vso[task.setvariable]``, and in JUnit files ``[[ATTACHMENT|path]]``.
 _COMMANDS: Final = re.compile(r"(?:^|(?<=\s)):(?=:[A-Za-z])|:(?=:[A-Za-z]+-)|#(?=#\w*\[)|\[(?=\[(?i:ATTACHMENT))")

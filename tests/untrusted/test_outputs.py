@@ -177,29 +177,7 @@ def test_no_name_of_a_sweep_is_markup(tmp_path):
     file.add(Case(MARKUP, MARKUP, Part.FORWARD, 0), CaseOutcome.from_findings([found], MARKUP))
     table, info = SupportTable.from_results(file.results()), file.info
     assert "[link=http" in render(sweep_document(table, info), "txt")
-    no_markup(render(sweep_document(table, info), "md"))
     file.close()
-
-
-def no_markup(text):
-    """No link, image, tag or code span of `MARKUP`'s in Markdown."""
-    assert "e.example" in text
-    text = re.sub(r"^- \*\*\w+\*\*: ", "", text, flags=re.MULTILINE)  # labels, which are ours
-    for wrong in ("[", "]", "`", "*c", "<img"):
-        assert not re.search(rf"(?<!\\){re.escape(wrong)}", text), wrong
-
-
-def test_no_name_is_markup_of_markdown(tmp_path, capsys):
-    failed = TimedCall(Call(MARKUP, MARKUP, 1, MARKUP), None, None, None, MARKUP, True)
-    no_markup(render(slowdown_document(Slowdown.from_timings([failed], 1, 100.0), MARKUP), "md"))
-    path = tmp_path / "x.shadowcov"
-    file = CoverageFile.begin(path, SweepInfo(MARKUP, MARKUP, versions={"torch": MARKUP}))
-    failed = CaseOutcome.from_findings([CaseFinding(Kind.ERROR, MARKUP, "", "", MARKUP)], "")
-    file.add(Case(MARKUP, MARKUP, Part.FORWARD, 0), failed)
-    file.close()
-    no_markup(said(capsys, "support", path, "-f", "md"))
-    coverage = StaticCoverage((MARKUP,), (MARKUP,), (StaticOperator(MARKUP, ("absent",), 1),))
-    no_markup(render(static_document(coverage, MARKUP), "md"))
 
 
 def test_of_errors(tmp_path, capsys):
@@ -317,11 +295,6 @@ def test_no_text_is_a_command_to_a_service(text):
 def test_a_platform_names_no_folder_in_junit():
     issues = Issues("x/../../home/.ssh", (), ("aten::mm",))
     assert 'classname="shadowrun.x_.._.._home_.ssh"' in render_junit(Document("", (), {}, (), issues=issues))
-
-
-def test_an_entity_is_no_character_of_markdown():
-    """It would bring back what was removed: U+202E turns the text around."""
-    assert "&#x202E;" not in render(Document("&#x202E;DELIAF", (), {}, ()), "md")
 
 
 def test_one_line_keeps_what_is_harmless():

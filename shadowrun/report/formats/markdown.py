@@ -1,9 +1,12 @@
-"""Markdown, in GitHub's dialect: for job summaries and issues."""
+"""Markdown, in GitHub's dialect: for job summaries and issues.
+
+Texts are shown as they are: no markup in them is followed, and no service makes a link of a word in them.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from shadowrun.report.document import Entries, Facts, Listing, Note, Prose, Section, Table, plain, shown, visible
 
@@ -16,6 +19,21 @@ __all__ = ["Markdown", "pipe_table", "render_markdown"]
 
 # GitHub scrolls wide tables, so there is room for more columns than in a terminal.
 _DETAIL = 1
+
+_WORD: Final = re.compile(r"[^\s|]+|\|")
+# What GitHub and GitLab look for in the page that Markdown became, where no escape is left, but not in code: addresses,
+# mentions, formulas, numbers of issues and names of labels, trackers' keys, commits, and pictures such as `:100:`.
+_LINKED: Final = re.compile(
+    r"""//|[@$]|\bwww\.|[#!%~&][\w"]|\bgh-\d|(?-i:\b[A-Z]{2,}-\d)|\b[0-9a-f]{7,}\b|:([+-]1|(?!\d\d:)[a-z\d_-]+):""",
+    re.IGNORECASE,
+)
+_BEFORE: Final = "([{'\""
+_AFTER: Final = ".,;:!?)]}'\""
+# `#` everywhere: a line may begin with it, and a heading ends with it. As entities: `<` would begin HTML, which GitHub
+# renders, `|` a cell, and `&` an entity, which may be a character that was removed from the text.
+_ESCAPES: Final = {ord(c): f"\\{c}" for c in "\\`*_[]~#"} | {ord(c): f"&#{ord(c)};" for c in "&<>|"}
+# A list, a line across the page, or the line under a heading.
+_BLOCK: Final = re.compile(r"^(?=[-+=])|^(\d{1,9})(?=[.)](?:\s|$))")
 
 
 class Markdown(str):
@@ -37,7 +55,7 @@ def _gate(gate: GateLine | None) -> list[str]:
 
 def _block(block: Block, level: int) -> Iterator[str]:
     if isinstance(block, Note):
-        text = _text(plain(block.text, " · "))
+        text = _paragraph(plain(block.text, " · "))
         yield f"> {text}\n" if block.tone == "warn" else f"{text}\n"
     elif isinstance(block, Facts):
         yield from _facts(block.rows)
@@ -52,7 +70,7 @@ def _block(block: Block, level: int) -> Iterator[str]:
             yield from _facts(entry.facts)
             if entry.listing is not None:
                 yield _listing(entry.listing)
-        yield from [f"{more}\n"] if more else []
+        yield from [f"{_paragraph(more)}\n"] if more else []
     elif isinstance(block, Listing):
         yield _listing(block)
     elif isinstance(block, Prose):
@@ -64,7 +82,7 @@ def _block(block: Block, level: int) -> Iterator[str]:
 def _section(section: Section, level: int) -> Iterator[str]:
     count = f" ({section.count:,})" if section.count >= 0 else ""
     yield f"{'#' * level} {_text(section.title)}{count}\n"
-    yield from [f"{_text(section.lead)}\n"] if section.lead else []
+    yield from [f"{_paragraph(section.lead)}\n"] if section.lead else []
     for block in section.blocks:
         yield from _block(block, level + 1 if isinstance(block, Section) else level)
 
@@ -90,7 +108,7 @@ def _table(table: Table) -> Iterator[str]:
         head = [table.columns[i].name for i in at]
         yield from pipe_table([head, *([plain(row[i]) for i in at] for row in table.rows[:n])])
         yield ""
-    yield from [f"{_text(more)}\n"] if more else []
+    yield from [f"{_paragraph(more)}\n"] if more else []
 
 
 def pipe_table(rows: Iterable[Iterable[object]]) -> list[str]:
@@ -109,11 +127,20 @@ def _code(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Escape markup in names from the user's program."""
+    """A text from the user's program or from a file, shown as it is: within a line."""
     if isinstance(text, Markdown):
         return text
-    # As an entity, since `<` would begin HTML, which GitHub renders.
-    # `&` first: an entity of the text would become a character that was removed from it.
-    for char in "&\\`*_<>|[]":
-        text = text.replace(char, f"&#{ord(char)};" if char in "&<>|" else f"\\{char}")
-    return text
+    return _WORD.sub(lambda found: _word(found[0]), text)
+
+
+def _word(word: str) -> str:
+    """A word, in code if a service would make a link of it; punctuation around it is none of the link."""
+    start, end = len(word) - len(word.lstrip(_BEFORE)), len(word.rstrip(_AFTER))
+    if start >= end or not _LINKED.search(word):
+        return word.translate(_ESCAPES)
+    return f"{word[:start].translate(_ESCAPES)}{_code(word[start:end])}{word[end:].translate(_ESCAPES)}"
+
+
+def _paragraph(text: str) -> str:
+    """`_text` of a line of its own."""
+    return _BLOCK.sub(r"\1\\", _text(text))
