@@ -145,6 +145,24 @@ def test_no_text_of_a_program_leaves_its_place():
     assert "\n" not in code_quality_of(doc)[0]["location"]["path"]
 
 
+@pytest.mark.parametrize(
+    "text", ["[x](http://e.example)", "f32[8][y](1)", r"\[x](javascript:x)", "[a\\]b](sarif:/runs/0)"]
+)
+def test_no_text_of_a_program_is_a_link_in_sarif(text):
+    """Viewers make one of `[text](url)`, whatever backslashes are before the brackets."""
+    found = sarif_of(document([issue(message=text, cause=text, lines=((text, text),))]))
+    (result,), (rule,) = found["results"], found["tool"]["driver"]["rules"]
+    for said in (result["message"]["text"], rule["shortDescription"]["text"]):
+        assert "](" not in said
+        assert text in said.replace("] (", "](")
+
+
+def test_shapes_and_places_stay_as_they_are_in_sarif():
+    text = r"out (f32[64, 8]): at [5]: 1 instead of 2; x[0][1], C:\x (see [2] (n))"
+    (result,) = sarif_of(document([issue(message=text)]))["results"]
+    assert result["message"]["text"].startswith(text)
+
+
 def test_annotations_are_those_that_github_shows():
     """It drops the eleventh of a level and step without a word."""
     rows = [*(issue(n) for n in range(30)), *(issue(n, level="warning") for n in range(10))]

@@ -7,6 +7,7 @@ refuses a result without a place in a file, and keeps an alert from commit to co
 from __future__ import annotations
 
 import json
+import re
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -28,6 +29,9 @@ _MAX_TEXT: Final = 1000
 _MAX_PLACES: Final = 10
 # The root of the repository; not its folder on this machine, which no report has.
 _ROOT: Final = "%SRCROOT%"
+# A viewer makes `[text](url)` a link. SARIF 2.1.0 (§3.11.6) has an escape for brackets in the text of a link only, and
+# viewers show the backslash of any other: a space is what all read alike.
+_LINK: Final = re.compile(r"\](?=\()")
 _BASELINE: Final = {"new": "new", "worse": "updated", "same": "unchanged", "gone": "absent"}
 
 
@@ -70,10 +74,14 @@ def _rule(issue: Issue) -> dict[str, Any]:
     return {
         "id": issue.rule,
         "name": name,
-        "shortDescription": {"text": what},
+        "shortDescription": {"text": _plain(what)},
         "help": {"text": f"`shadowrun explain {issue.rule.partition('/')[0]}` has what it means and what to do."},
         "properties": {"tags": ["pytorch", issue.kind]},
     }
+
+
+def _plain(text: str) -> str:
+    return _LINK.sub("] ", text)
 
 
 def _result(issue: Issue, rule: int, key: str, issues: Issues) -> dict[str, Any]:
@@ -82,7 +90,7 @@ def _result(issue: Issue, rule: int, key: str, issues: Issues) -> dict[str, Any]
         "ruleId": issue.rule,
         "ruleIndex": rule,
         "level": issue.level,
-        "message": {"text": "\n".join(clip(line, _MAX_TEXT) for line in issue.text.splitlines())},
+        "message": {"text": _plain("\n".join(clip(line, _MAX_TEXT) for line in issue.text.splitlines()))},
         "locations": [_location(place, issue, issues.file) for place in places[:_MAX_PLACES] or [None]],
         "partialFingerprints": {"shadowrunFinding/v1": key},
     }
