@@ -100,9 +100,10 @@ def drop_lines(path: Path, origins: Collection[str]) -> int:
 
 
 def _read(path: Path) -> str:
-    if path.is_symlink() and not path.exists():  # what is made through it lies where only its maker knows
+    if path.is_symlink():  # a folder from elsewhere may have one: the ledger of another project would get our lines
         raise UsageError(
-            f"The ledger {clip(repr(str(path)), MAX_NAME)} is a link to nothing: remove it, or make what it leads to.",
+            f"The ledger {clip(repr(str(path)), MAX_NAME)} is a link, which is not followed: name the file that it "
+            "leads to with --ledger, or remove it.",
             slug="bad-settings",
         )
     try:
@@ -116,9 +117,6 @@ def _read(path: Path) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    # The user has put it there: the link stays, and what it leads to is replaced.
-    if path.is_symlink():
-        path = path.resolve()
     try:
         # Under its own name: whether the table has a prefix depends on it.
         with tempfile.TemporaryDirectory(prefix=f".{path.stem}.", dir=path.parent) as folder:

@@ -189,12 +189,31 @@ def test_links_that_lead_to_each_other_are_one_line(capsys):
 
 
 @needs_links
-@pytest.mark.parametrize("there", ["NEW", "ledger.toml"])
-def test_a_ledger_is_not_made_through_a_link(capsys, there):
+@pytest.mark.parametrize("there", ["NEW", "ledger.toml", "other/shadowrun.toml"])
+@pytest.mark.parametrize("how", ["--init", "--update"])
+def test_a_ledger_is_not_written_through_a_link(capsys, there, how):
+    other = Path("other/shadowrun.toml")
+    other.parent.mkdir()
+    other.write_text("# of another project\n")
     Path("ledger.toml").symlink_to(there)
-    assert main(["known", str(run_file()), "--init", "--ledger", "ledger.toml"]) == 2
-    assert "is a link to nothing" in capsys.readouterr().err
+    assert main(["known", str(run_file()), how, "--ledger", "ledger.toml"]) == 2
+    said = capsys.readouterr().err
+    assert "is a link, which is not followed" in said
+    assert "Traceback" not in said
+    assert Path("ledger.toml").is_symlink()
     assert not Path("NEW").exists()
+    assert other.read_text() == "# of another project\n"
+
+
+@needs_links
+def test_the_nearest_ledger_is_not_written_through_a_link(capsys):
+    other = Path("other.toml")
+    other.write_text("# of another project\n")
+    Path("shadowrun.toml").symlink_to(other)
+    assert main(["known", str(run_file()), "--update"]) == 2
+    assert "is a link, which is not followed" in capsys.readouterr().err
+    assert main(["known", str(run_file()), "--update", "--ledger", "other.toml"]) == 0
+    assert "[[known]]" in other.read_text()
 
 
 # -- links in the place of what is written -----------------------------------------------------------------

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--check", action="store_true", help="only read the ledger: exit with 1 if a line has expired")
     parser.add_argument("--prune", action="store_true", help="with --update: also delete expired and stale lines")
     parser.add_argument(
-        "--ledger", metavar="FILE", help=f"ledger to write to (default: the nearest {LEDGER}, or one here)"
+        "--ledger", metavar="FILE", help=f"ledger to write to, no link (default: the nearest {LEDGER}, or one here)"
     )
     parser.add_argument("--reason", metavar="TEXT", help="the reason of each line (default: the cause, and the date)")
     parser.add_argument(

@@ -270,7 +270,7 @@ def _add_known(parser: argparse.ArgumentParser) -> None:
         "causes", nargs="*", default=[], metavar="CAUSE", help="root causes, as for repro (default: all)"
     )
     parser.add_argument(
-        "--ledger", metavar="FILE", help=f"ledger to write to (default: the nearest {_LEDGER}, or one here)"
+        "--ledger", metavar="FILE", help=f"ledger to write to, no link (default: the nearest {_LEDGER}, or one here)"
     )
     parser.add_argument("--reason", metavar="TEXT", help="the reason of each line (default: the root cause)")
     parser.add_argument(
