@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import functools
 import re
 import sys
 import unicodedata
@@ -69,6 +70,7 @@ def _shown(text: str) -> str:
     return text.translate({ord(char): "\ufffd" for char in set(text) if not _is_visible(char)})
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def _is_visible(char: str) -> bool:
     return char.isprintable() and not _INVISIBLE.search(unicodedata.name(char, ""))
 
