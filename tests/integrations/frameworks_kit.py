@@ -50,9 +50,22 @@ def assert_is_over():
     assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
 
 
+# A thread of gloo releases the tensors of a finished collective. Where these have Python objects and the interpreter has
+# begun to shut down, waiting for the GIL ends the thread inside a destructor, and the process aborts: a plain program too
+# (torch 2.13, with a delay in these threads). A group that no model holds any more joins its threads when it is
+# destroyed; accelerate keeps its group, so that the threads get a second.
+_ENDING = """
+main()
+import gc, time, torch
+gc.collect()
+torch.distributed.destroy_process_group()
+time.sleep(1)
+"""
+
+
 def run_on_two_ranks(folder, program):
-    """Run a program by torchrun, in a folder."""
-    (folder / "train.py").write_text(program, encoding="utf-8")
+    """Run the `main` of a program by torchrun, in a folder."""
+    (folder / "train.py").write_text(program + _ENDING, encoding="utf-8")
     return subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"],
         cwd=folder,

@@ -78,16 +78,17 @@ PROGRAM = """
 import accelerate, torch
 from shadowrun.integrations.accelerate import compare
 from tests.integrations.frameworks_kit import net
-accelerator = accelerate.Accelerator(cpu=True)
-class Log:
-    def log(self, values, step): print("logged by rank", accelerator.process_index)
-model = net(); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model, optimizer = accelerator.prepare(model, optimizer)
-with compare(accelerator, "cpu[mkldnn=off]", file="run.shadowrun", log_to=Log()):
-    for _ in range(2):
-        accelerator.backward(model(torch.randn(2, 4)).sum())
-        optimizer.step()
-torch.distributed.destroy_process_group()
+
+def main():
+    accelerator = accelerate.Accelerator(cpu=True)
+    class Log:
+        def log(self, values, step): print("logged by rank", accelerator.process_index)
+    model = net(); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    with compare(accelerator, "cpu[mkldnn=off]", file="run.shadowrun", log_to=Log()):
+        for _ in range(2):
+            accelerator.backward(model(torch.randn(2, 4)).sum())
+            optimizer.step()
 """
 
 

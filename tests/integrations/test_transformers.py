@@ -128,33 +128,31 @@ def test_the_optimizers_line_is_the_users(tmp_path):
 
 
 PROGRAM = """
-import torch
 import transformers
 from shadowrun.integrations.transformers import TrainerCallback
 from tests.integrations.test_transformers import Model, Rows
-callback = TrainerCallback("cpu[mkldnn=off]", file="run.shadowrun", every=1)
-arguments = transformers.TrainingArguments(
-    "out", max_steps=2, per_device_train_batch_size=2, gradient_accumulation_steps=2, use_cpu=True, report_to=[],
-    save_strategy="no", disable_tqdm=True, eval_strategy="steps", eval_steps=1, logging_steps=1,
-)
-trainer = transformers.Trainer(
-    model=Model(), args=arguments, train_dataset=Rows(16), eval_dataset=Rows(4), callbacks=[callback]
-)
-callback.log_to(trainer)
-trainer.train()
-n = sum("shadowrun/findings" in row for row in trainer.state.log_history)
-# Not to standard output, where lines of two processes may mix.
-with open(f"rank.{trainer.args.process_index}", "w") as file:
-    file.write(str(n > 0))
-torch.distributed.destroy_process_group()
+
+def main():
+    callback = TrainerCallback("cpu[mkldnn=off]", file="run.shadowrun", every=1)
+    arguments = transformers.TrainingArguments(
+        "out", max_steps=2, per_device_train_batch_size=2, gradient_accumulation_steps=2, use_cpu=True, report_to=[],
+        save_strategy="no", disable_tqdm=True, eval_strategy="steps", eval_steps=1, logging_steps=1,
+    )
+    trainer = transformers.Trainer(
+        model=Model(), args=arguments, train_dataset=Rows(16), eval_dataset=Rows(4), callbacks=[callback]
+    )
+    callback.log_to(trainer)
+    trainer.train()
+    n = sum("shadowrun/findings" in row for row in trainer.state.log_history)
+    # Not to standard output, where lines of two processes may mix.
+    with open(f"rank.{trainer.args.process_index}", "w") as file:
+        file.write(str(n > 0))
 """
 
 
 def test_ranks_have_their_files_and_rank_0_logs(tmp_path):
     done = run_on_two_ranks(tmp_path, PROGRAM)
-    # Open: on a busy machine a rank may abort at its exit, when all of its work is done and its file is closed.
-    aborted = "terminate called without an active exception" in done.stderr
-    assert done.returncode == 0 or aborted, done.stderr
+    assert done.returncode == 0, done.stderr
     assert [(tmp_path / f"rank.{rank}").read_text() for rank in range(2)] == ["True", "False"]
     for rank in range(2):
         run = shadowrun.load(tmp_path / f"run.{rank}.shadowrun")
