@@ -23,9 +23,21 @@ if TYPE_CHECKING:
 
     from shadowrun.intercept.plan import OpPlan
 
-__all__ = ["Code", "check_name", "code", "dotted_name", "graph_function", "in_docstring", "joined", "literal"]
+__all__ = [
+    "Code",
+    "check_name",
+    "code",
+    "dotted_name",
+    "graph_function",
+    "in_comment",
+    "in_docstring",
+    "joined",
+    "literal",
+]
 
 _OUTPUT = re.compile(r"output (0|[1-9]\d{0,3})(?:\[(?:0|[1-9]\d{0,8})\])?", re.ASCII)
+# Python decodes a file as a comment in its first two lines says (PEP 263), and then reads that comment again.
+_DECLARATION = re.compile(r"(?<=coding)(?=[:=])")
 _ITEM = re.compile(r"\[(?:0|[1-9]\d{0,8})\]\Z", re.ASCII)
 # Types whose `repr` is code.
 _REPEATABLE = (bool, int, float, complex, torch.dtype, torch.layout, torch.memory_format)
@@ -98,6 +110,11 @@ def dotted_name(name: str) -> Code:
 def in_docstring(text: str) -> Code:
     """A text as one line inside a docstring."""
     return Code(text.encode("unicode_escape").decode("ascii").replace('"', "'"))
+
+
+def in_comment(text: str) -> Code:
+    """A text as one line behind ``#``, which does not declare an encoding."""
+    return Code(_DECLARATION.sub(" ", in_docstring(text)))
 
 
 def graph_function(module: fx.GraphModule) -> Code:

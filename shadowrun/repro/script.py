@@ -18,7 +18,7 @@ import torch
 
 from shadowrun.replay.memory_effects import GUARD_BYTES
 from shadowrun.repro.call_code import needs_layout
-from shadowrun.repro.quoting import Code, code, dotted_name, in_docstring, literal
+from shadowrun.repro.quoting import Code, code, dotted_name, in_comment, in_docstring, literal
 from shadowrun.store.atomic_write import write_text
 from shadowrun.store.captured_inputs import NOT_KEPT, write_private
 from shadowrun.store.records import REGION
@@ -209,10 +209,12 @@ def templates() -> jinja2.Environment:
     """The templates; each value that they insert is quoted, unless `shadowrun.repro.quoting` made code of it."""
     import jinja2
 
-    return jinja2.Environment(  # noqa: S701 - no HTML; `finalize` quotes
+    made = jinja2.Environment(  # noqa: S701 - no HTML; `finalize` quotes
         loader=jinja2.PackageLoader("shadowrun.repro"), finalize=literal, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
+    made.filters["in_comment"] = in_comment
+    return made
 
 
 def publish(

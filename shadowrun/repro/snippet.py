@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from shadowrun.repro.quoting import Code, code, dotted_name, in_docstring, joined, literal
+from shadowrun.repro.quoting import Code, code, dotted_name, joined, literal
 from shadowrun.repro.script import templates
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def snippet(spec: ScriptSpec, flaws: tuple[str, ...] | None = None) -> str:
         templates()
         .get_template("snippet.py.txt")
         .render(
-            title=in_docstring(spec.title),
-            environment=in_docstring(" ".join(f"{k}={v}" for k, v in target.environment.items())),
+            title=spec.title,
+            environment=" ".join(f"{k}={v}" for k, v in target.environment.items()),
             setup=setup,
             digits=_digits(_tensors(spec)),
             inputs=inputs,
@@ -87,7 +87,7 @@ def _of_graph(spec: ScriptSpec) -> str:
         templates()
         .get_template("snippet_graph.py.txt")
         .render(
-            title=in_docstring(spec.title),
+            title=spec.title,
             setup=[*(code("import {}", dotted_name(name)) for name in spec.imports), *filter(None, spec.setup)],
             digits=_digits(tensors),
             graph=spec.values["graph"],
@@ -112,8 +112,8 @@ def _of_itself(spec: ScriptSpec, flaws: tuple[str, ...] | None) -> str:
         templates()
         .get_template("snippet_itself.py.txt")
         .render(
-            title=in_docstring(spec.title),
-            environment=in_docstring(" ".join(f"{k}={v}" for k, v in target.environment.items())),
+            title=spec.title,
+            environment=" ".join(f"{k}={v}" for k, v in target.environment.items()),
             setup=[*setup, *target.settings],
             digits=_digits(_tensors(spec)),
             device=target.device,

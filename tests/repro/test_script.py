@@ -5,6 +5,7 @@ python -m tests.repro.test_script        writes the golden files again; look at 
 
 import ast
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,12 @@ from shadowrun.compiled.repro import graph_fields
 from shadowrun.repro.platform_setup import PlatformSetup, platform_setup_of
 from shadowrun.repro.quoting import Code, code, dotted_name, literal
 from shadowrun.repro.result_checks import Check
-from shadowrun.repro.script import EXIT_STATUS, ScriptSpec, render
+from shadowrun.repro.script import EXIT_STATUS, ScriptSpec, render, templates
+from shadowrun.repro.snippet import snippet
 
 GOLDEN = Path(__file__).parent / "golden"
 PACKAGE = Path(__file__).parents[2] / "shadowrun"
+TEMPLATES = PACKAGE / "repro" / "templates"
 CPU = PlatformSetup("cpu", "cpu")
 SIM = platform_setup_of("npu:1", {"simulated_flaws": ["softmax-error"]})
 PROCESS = platform_setup_of("cpu[isa=default,threads=1]", {})
@@ -73,6 +76,13 @@ SPECS = {
     "graph": graph(raises=False),
     "graph-raises": graph(raises=True),
 }
+ISA = platform_setup_of("cpu[isa=default]", {})
+# Of these, short scripts have lines that no golden file has.
+GENERATED = SPECS | {
+    "mismatch-environment": changed("mismatch", target=ISA),
+    "itself-environment": itself("transposed", ISA),
+    "itself-reversed": itself("reversed"),
+}
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -84,7 +94,18 @@ def test_the_text_is_that_of_the_golden_file(name):
     assert not any(line != line.rstrip() for line in text.splitlines())
 
 
+# Comments that declare an encoding in which a later character of them ends the line (PEP 263).
+DECLARING = [
+    "coding: utf-7 +AAo-exit(1)+AAo-#",
+    "vim: set fileencoding=utf-7 : +AAo-exit(1)+AAo-#",
+    "-*- coding:utf-7 -*- +AAo-exit(1)+AAo-#",
+    "codingcoding:: utf-7 +AAo-exit(1)+AAo-#",
+    "coding: unicode_escape\nexit(1)\n#",
+    "coding: raw_unicode_escape \\u000aexit(1)\\u000a#",
+    "coding: raw_unicode_escape \u2028exit(1)\u2028#",
+]
 EVIL = ['"""; exit(1)', "'; exit(1) #", "\\", "\n    exit(1)\n", "{{ exit() }}", "{exit()}", "}", "\u202e\ud800"]
+EVIL += DECLARING
 
 
 def spoiled(value, text):
@@ -101,8 +122,8 @@ def spoiled(value, text):
 
 
 def structure(text):
-    """A program without the values of its constants."""
-    tree = ast.parse(text)
+    """A program without the values of its constants, decoded as Python decodes a file."""
+    tree = ast.parse(text.encode())
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             node.value = ""
@@ -110,20 +131,52 @@ def structure(text):
 
 
 @pytest.mark.parametrize("text", EVIL)
-@pytest.mark.parametrize("name", [name for name in SPECS if not name.startswith("graph")])
+@pytest.mark.parametrize("name", GENERATED)
 def test_texts_of_a_file_change_nothing_but_constants(name, text):
     """Title, story, names of results and platforms, environment: whatever they say, the program is the same."""
-    spec = SPECS[name]
+    spec = GENERATED[name]
+    bad = spec_saying(spec, text)
+    for script, spoiled_script in zip(scripts_of(spec), scripts_of(bad), strict=True):
+        assert structure(spoiled_script) == structure(script)
+
+
+def spec_saying(spec, text):
+    """What a script shows, with a text of a file wherever one may stand."""
+    if spec.target is None:
+        return dataclasses.replace(spec, title=text, story=spoiled(spec.story, text))
     environment = {text + str(i): text for i, _ in enumerate(spec.target.environment)}
     place = dataclasses.replace(spec.target, name=text, environment=environment)
     values = {k: v if k in ("variant", "returned") else spoiled(v, text) for k, v in spec.values.items()}
-    bad = dataclasses.replace(
+    return dataclasses.replace(
         spec, title=text, story=spoiled(spec.story, text), operator=text, target=place,
         ref=dataclasses.replace(spec.ref, name=text), results=spoiled(spec.results, text),
         checks=tuple(dataclasses.replace(c, name=text) for c in spec.checks), on_cpu=spoiled(spec.on_cpu, text),
         values=values,
     )  # fmt: skip
-    assert structure(render(bad)) == structure(render(spec))
+
+
+def scripts_of(spec):
+    """The long script, and the short one where there is one."""
+    return [render(spec), *filter(None, [snippet(spec)])]
+
+
+def test_the_texts_above_go_through_every_template():
+    templates.cache_clear()
+    for spec in GENERATED.values():
+        scripts_of(spec)
+    assert {name for _, name in templates().cache} == {path.name for path in TEMPLATES.iterdir()}
+
+
+def values_in_comments(text):
+    """Expressions behind `#` that may declare an encoding."""
+    comments = re.findall(r"#(.*)", text)
+    found = [value for line in comments for value in re.findall(r"\{\{(.*?)\}\}", line)]
+    return [value for value in found if not re.fullmatch(r" \w+ \| in_comment ", value)]
+
+
+def test_templates_put_values_behind_a_hash_by_one_function_only():
+    assert [value for path in TEMPLATES.iterdir() for value in values_in_comments(path.read_text("utf-8"))] == []
+    assert values_in_comments("x  # {{ title }} {{ title | in_comment }}") == [" title "]
 
 
 @pytest.mark.parametrize("text", EVIL)

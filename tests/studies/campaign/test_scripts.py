@@ -160,10 +160,11 @@ def test_other_pairs_have_scripts_too(clean_sim, quick, tmp_path, relation, flaw
     with clean_sim.flaws(flaw):
         results = VariantRunner(settings).run(build(recipe, programs)).findings
         (one,) = [f for f in results if f.explanation == EXPLANATIONS[relation]]
-        wanted = Wanted(signature(one), (one.explanation,), 0, recipe)
+        wanted = Wanted(signature(one), ("free text", one.explanation), 0, recipe)
         made = write_script(wanted, programs, settings, tmp_path / "script", OPTIONS)
     assert made.repro is not None, made.note
     assert made.repro.shows_fault, (made.repro.said, made.repro.notes)
+    assert "free text" not in made.text + made.repro.script.read_text()
     assert len(made.text.splitlines()) <= MAX_LINES
     done = subprocess.run(
         [sys.executable, "-"], input=made.text, capture_output=True, text=True, check=True, cwd=tmp_path / "script"

@@ -122,13 +122,22 @@ def test_recorded_calls_are_named_as_the_dispatcher_does(tmp_path):
         exports.export("opinfo", sweep)
 
 
-def test_a_file_from_elsewhere_does_not_become_code(tmp_path):
-    evil = "\"\"\"\n'''\\\nimport os; os.abort()\nx = ({"
+@pytest.mark.parametrize(
+    "evil",
+    [
+        "\"\"\"\n'''\\\nimport os; os.abort()\nx = ({",
+        "coding: utf-7 +AAo-1/0+AAo-#",
+        "#coding: utf-7 +ACIAIgAi-;1/0#",
+        "coding: unicode_escape\n1/0\n#",
+        "coding: raw_unicode_escape\\u000a1/0",
+    ],
+)
+def test_a_file_from_elsewhere_does_not_become_code(tmp_path, evil):
     finding = CaseFinding(Kind.MISMATCH, evil, evil, "implementation", evil, evil)
     path = write(tmp_path / "a", {("exp", None, None): finding}, operators=["exp"], ref=evil, versions={"torch": evil})
     (sweep,) = read_sweeps([path])
     names = {}
-    exec(compile(exports.export("opinfo", sweep), "skips.py", "exec"), names)
+    exec(compile(exports.export("opinfo", sweep).encode(), "skips.py", "exec"), names)  # decoded as Python does a file
     assert set(names["SKIPS"]) == {"exp"}
     dtype = write(tmp_path / "c", {("exp", None, None): finding}, operators=["exp"], dtypes=["x,); import os; (0"])
     with pytest.raises(UsageError, match="is no dtype"):

@@ -267,8 +267,10 @@ def _itself_script(
         raise UsageError(f"{wanted.signature.op} alone does not show it on {spec}.", slug="no-repro")
     fields = itself_fields(platform_setup_of(spec, facts), REFERENCE_FORM[relation], *found)
     shown = call_code.shown_inputs(fields["inputs"])
+    # The others are free text of the folder.
+    why = next(text for text in wanted.explanations if text in EXPLANATIONS.values())
     script = ScriptSpec(
-        title=f"{wanted.signature.op} on {spec}: {', '.join(wanted.explanations[:1])}.",
+        title=f"{wanted.signature.op} on {spec}: {why}.",
         story=("Seen by shadowrun campaign.", *run_story(info, ""), f"Inputs: {shown}.", "", EXIT_STATUS),
         **fields,
     )
