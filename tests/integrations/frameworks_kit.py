@@ -50,10 +50,10 @@ def assert_is_over():
     assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
 
 
-# A thread of gloo releases the tensors of a finished collective. Where these have Python objects and the interpreter has
-# begun to shut down, waiting for the GIL ends the thread inside a destructor, and the process aborts: a plain program too
-# (torch 2.13, with a delay in these threads). A group that no model holds any more joins its threads when it is
-# destroyed; accelerate keeps its group, so that the threads get a second.
+# A thread of gloo releases the tensors of a finished collective. Where these have Python objects and the interpreter
+# has begun to shut down, waiting for the GIL ends the thread inside a destructor, and the process aborts: a plain
+# program too (torch 2.13, with a delay in these threads). A group that no model holds any more joins its threads when
+# it is destroyed; accelerate keeps its group, so that the threads get a second.
 _ENDING = """
 main()
 import gc, time, torch
