@@ -70,9 +70,11 @@ _CONTEXTS: Final = """
 select context.id, op.name, inputs, dtypes, shapes, module, phase, site.text, device
 from context join op on op.id = op_id join site on site.id = site_id"""
 _BITS: Final = re.compile(r"[a-z]*?(\d{1,3})")
-_SHAPE: Final = re.compile(r"\[([\d, ]*)\]")
+_SHAPE: Final = re.compile(r"\[([\d, ]*)\]", re.ASCII)
+_SIZE: Final = re.compile(r"\d{1,19}", re.ASCII)
 _MAX_SHAPES: Final = 2000
 """Characters of the shapes of a call: a file may have any."""
+_MAX_SECONDS: Final = 1e12
 _FAILING: Final = ("mismatch", "unsupported", "error", "fallback")
 
 
@@ -378,8 +380,8 @@ def _other(info: RunInfo, n: int, n_all: int, processes: Sequence[_Process], n_u
         "calls": n,
         **({"calls left out": left} if left else {}),
         **({"calls without times": n_untimed} if n_untimed else {}),
-        "wall time of the run, s": _finite(info.wall_s),
-        "of it in shadowrun, replays included, s": _finite(info.own_s),
+        "wall time of the run, s": _seconds_of_file(info.wall_s),
+        "of it in shadowrun, replays included, s": _seconds_of_file(info.own_s),
         # Of all calls: a trace of some would count the replays of the others.
         **({"of it judge, copies and recording, s": known} if not left and (known := _seconds(judge_us)) else {}),
     }
@@ -388,8 +390,8 @@ def _other(info: RunInfo, n: int, n_all: int, processes: Sequence[_Process], n_u
 def _processes(data: DataFile) -> list[tuple[_Process, str]]:
     steps: dict[int, dict[int, tuple[float, float]]] = {}
     for source, step, started_s, wall_s in data.query("select source_id, step, started_s, wall_s from step"):
-        if _finite(started_s) >= 0 and _finite(wall_s) >= 0:
-            steps.setdefault(source, {})[step] = (_finite(started_s) * 1e6, _finite(wall_s) * 1e6)
+        if _seconds_of_file(started_s) >= 0 and _seconds_of_file(wall_s) >= 0:
+            steps.setdefault(source, {})[step] = (_seconds_of_file(started_s) * 1e6, _seconds_of_file(wall_s) * 1e6)
     timed = {seq // data.block for (seq,) in data.query(_FIRST_MOMENTS, (data.block,))}
     runs = [(source.number, source.file, source.info) for source in data.sources] or [(0, "", data.info)]
     found = []
@@ -397,7 +399,9 @@ def _processes(data: DataFile) -> list[tuple[_Process, str]]:
         devices = (re.split(r"[:\[]", info.target)[0], re.split(r"[:\[]", info.ref)[0])
         serial = info.async_compare_s <= 0
         name = f"{info.target} against {info.ref}" + (f", rank {info.rank}" if info.world_size > 1 else "")
-        process = _Process(number, devices, steps.get(number, {}), serial, _finite(info.own_s) * 1e6, number in timed)
+        process = _Process(
+            number, devices, steps.get(number, {}), serial, _seconds_of_file(info.own_s) * 1e6, number in timed
+        )
         found.append((process, clip(f"{name} ({file})" if file else name, 200)))
     return found
 
@@ -412,7 +416,7 @@ def _n_bytes(dtypes: str, shapes: str) -> int:
     total = 0
     for dtype, shape in zip(dtypes[:_MAX_SHAPES].split(","), _SHAPE.findall(shapes[:_MAX_SHAPES]), strict=False):
         bits = _BITS.match(dtype)
-        sizes = [min(int(size.strip()[:19]), 2**53) for size in shape.split(",") if size.strip()]
+        sizes = [min(int(size), 2**53) for size in _SIZE.findall(shape)]
         total += math.prod(sizes) * (int(bits[1]) // 8 if bits else 1)
     return min(total, 2**53)
 
@@ -435,5 +439,6 @@ def _seconds(times: list[float | None]) -> float | None:
     return round(sum(known) / 1e6, 6) if len(known) == len(times) else None
 
 
-def _finite(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0
+def _seconds_of_file(value: Any) -> float:
+    """Seconds; 0 for what no run takes: sums of such numbers are infinite, which JSON does not know."""
+    return float(value) if isinstance(value, (int, float)) and abs(value) <= _MAX_SECONDS else 0.0

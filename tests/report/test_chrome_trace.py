@@ -1,7 +1,9 @@
 """The trace of a run: Chrome's format, nesting, durations that are those of the data file, and what it lacks."""
 
+import contextlib
 import gzip
 import json
+import sqlite3
 from collections import Counter, defaultdict
 
 import pytest
@@ -172,7 +174,25 @@ def test_each_run_of_a_combined_file_is_a_process(run, tmp_path):
         ("b8", "[3]", 3),
         ("f32", f"[{'9' * 500}]", 2**53),
         ("f32," * 5, "[2" * 5000, 0),
+        ("f32,f32", "[1 2] [, ]", 12),
+        ("f32", "[\u0663]", 0),
     ],
 )
 def test_bytes_of_inputs(dtypes, shapes, n):
     assert _n_bytes(dtypes, shapes) == n
+
+
+@pytest.mark.parametrize("seconds", [1e308, 1e300, 1e13, float("inf"), float("nan")])
+def test_times_that_no_run_takes(tmp_path, seconds):
+    """Numbers of a file whose microseconds or sums are infinite, which JSON does not know."""
+    path = tmp_path / "r.shadowrun"
+    for _ in range(2):
+        train(file=path, append=path.exists())
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        ((info,),) = connection.execute("select value from meta where key = 'info'").fetchall()
+        info = json.loads(info) | {"own_s": seconds, "wall_s": seconds}
+        connection.execute("update meta set value = ? where key = 'info'", (json.dumps(info),))
+        if seconds < 1e300:
+            connection.execute("update step set wall_s = ?", (seconds,))
+    shadowrun.load(path).write_trace(tmp_path / "t.json")
+    json.loads((tmp_path / "t.json").read_text(), parse_constant=pytest.fail)
