@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob
+import itertools
 import mmap
 import os
 import stat
@@ -49,6 +50,8 @@ _SECONDS: Final = 60
 _SECONDS_PER_MB: Final = 5
 # Files of a folder that are looked at: the current folder may be a home directory.
 _MAX_ENTRIES: Final = 100_000
+# How names end of the files that a command reads in a folder, campaigns' and published results (JSON) among them.
+_READ_IN_FOLDERS: Final = (".shadowrun", ".shadowrec", ".shadowzoo", ".shadowcampaign", ".json")
 # Bytes of a text file: a ledger of ten thousand lines has one million.
 _MAX_TEXT: Final = 1 << 24
 # In a line of TOML: for a key of n parts, `tomllib` takes time and memory in proportion to the square of n.
@@ -73,11 +76,13 @@ class ResourceLimits:
     def for_files(cls, names: Iterable[str], packed: int = 1) -> Self:
         """For the files, folders and patterns among some words; any other word counts for nothing.
 
+        A file counts once, whatever its names: an archive has further names for few bytes.
+
         Args:
             names: The words.
             packed: Bytes that a byte of a file usually unpacks to.
         """
-        n_bytes = packed * sum(map(_size, {path for name in names if name for path in _named(name)}))
+        n_bytes = packed * _size({path for name in names if name for path in _named(name)})
         return cls(n_bytes, _MEMORY + _MEMORY_PER_BYTE * n_bytes, _SECONDS + _SECONDS_PER_MB * (n_bytes >> 20))
 
     @property
@@ -268,17 +273,20 @@ def _named(name: str) -> Iterator[str]:
         yield from (os.path.realpath(path) for path in found)
 
 
-def _size(path: str) -> int:
-    """Bytes of a file, or of the files in a folder at all depths; nothing for what is neither."""
-    n_bytes, n_seen, waiting = 0, 0, [path]
-    while waiting and n_seen < _MAX_ENTRIES:
+def _size(named: set[str]) -> int:
+    """Bytes of files, and of those in folders, at all depths, that a command may read there."""
+    sizes: dict[tuple[int, int], int] = {}
+    waiting, n_left = list(named), _MAX_ENTRIES
+    while waiting:
         with contextlib.suppress(OSError):
             here = waiting.pop()
             found = os.lstat(here)
-            n_seen += 1
             if stat.S_ISDIR(found.st_mode):
-                waiting += [entry.path for entry in os.scandir(here)]
-            elif stat.S_ISREG(found.st_mode):
+                inside = [entry.path for entry in itertools.islice(os.scandir(here), n_left)]
+                n_left -= len(inside)
+                waiting += inside
+            elif stat.S_ISREG(found.st_mode) and (here in named or here.endswith(_READ_IN_FOLDERS)):
                 # Holes of a file are free: it may claim any size.
-                n_bytes += min(found.st_size, getattr(found, "st_blocks", found.st_size) * 512)
-    return n_bytes
+                n_bytes = min(found.st_size, getattr(found, "st_blocks", found.st_size) * 512)
+                sizes[found.st_dev, found.st_ino] = n_bytes
+    return sum(sizes.values())

@@ -57,6 +57,12 @@ RUN_CALLS = ("explain", "repro", "slowdown", "replay")
 WITH_ACTIONS = ("campaign",)
 """Commands whose actions have parsers of their own, with all options."""
 
+FILES_TO_READ = (
+    *("baseline", "before", "data", "file", "files", "first", "folder", "known", "ledger", "map", "paths", "published"),
+    *("recordings", "second", "shards", "source", "write_known", "zoo"),
+)
+"""Arguments of commands that read, whose files allow memory and time. Another word may be the name of a folder, too."""
+
 RUN_PROGRAM = ("run", "compile", "record", "determinism", "mitigate")
 """Commands that run the user's program, whose output must not be changed."""
 
@@ -147,7 +153,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.environ["PYTHONSAFEPATH"] = "1"
         allowance = _limits_for(args)
         if argv is None and hasattr(args, "read_first") and not args.no_limits:
-            child_process.check_costs(functools.partial(args.read_first, args), ResourceLimits.for_files(_words(args)))
+            child_process.check_costs(
+                functools.partial(args.read_first, args), ResourceLimits.for_files(_read_by(args))
+            )
         # Called by a test or a program, a command stays in its process.
         is_child = argv is None and (args.runs_calls or allowance is not None)
         if is_child and (ended := child_process.in_child(allowance)) is not None:
@@ -221,12 +229,13 @@ def _limits_for(args: argparse.Namespace) -> ResourceLimits | None:
     """Bounds on memory and time for a command that reads files, by their size."""
     if not args.reads or args.no_limits:
         return None
-    return ResourceLimits.for_files(_words(args), getattr(args, "packed", 1))
+    return ResourceLimits.for_files(_read_by(args), getattr(args, "packed", 1))
 
 
-def _words(args: argparse.Namespace) -> Iterator[str]:
-    """All words of the command line, files among them."""
-    for value in vars(args).values():
+def _read_by(args: argparse.Namespace) -> Iterator[str]:
+    """Words of the command line that name files or folders to read."""
+    for name in FILES_TO_READ:
+        value = getattr(args, name, None)
         for word in value if isinstance(value, list) else [value]:
             if isinstance(word, (str, os.PathLike)):
                 yield os.fspath(word)

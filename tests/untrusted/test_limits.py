@@ -5,9 +5,11 @@ The files here are of a few megabytes. Before, each took all memory, or more tha
 
 from __future__ import annotations
 
+import argparse
 import ast
 import json
 import os
+import re
 import resource
 import sqlite3
 import struct
@@ -22,7 +24,7 @@ import torch
 import shadowrun
 from shadowrun import limits
 from shadowrun.cli import main as cli
-from shadowrun.cli.main import main
+from shadowrun.cli.main import build_parser, main
 from shadowrun.errors import DataFileError, UsageError
 from shadowrun.limits import ResourceLimits
 from shadowrun.recording.file_format.recording_file import read
@@ -211,7 +213,7 @@ def test_each_command_that_reads_has_the_option(name, capsys):
 def test_an_allowance_grows_with_the_files():
     Path("a").write_bytes(b"x" * 3_000_000)
     Path("folder").mkdir()
-    Path("folder/b").write_bytes(b"x" * 1_000_000)
+    Path("folder/b.shadowrec").write_bytes(b"x" * 1_000_000)
     with Path("holes").open("wb") as file:
         file.truncate(1 << 40)
     Path("folder/up").symlink_to(Path.cwd())
@@ -223,6 +225,52 @@ def test_an_allowance_grows_with_the_files():
     assert ResourceLimits.for_files(["holes"]).n_bytes < 1_000_000
     assert ResourceLimits.for_files(["a"]).memory > none.memory
     assert ResourceLimits.for_files(["a"]).seconds > none.seconds
+
+
+def test_further_names_of_a_file_and_files_that_no_reader_opens_allow_nothing():
+    """An archive has both for few bytes: a hard link, and a file that is long and compresses well."""
+    Path("d/error").mkdir(parents=True)
+    Path("d/x.shadowrec").write_bytes(b"x" * 1_000_000)
+    Path("d/error/big").write_bytes(b"x" * 1_000_000)
+    for n in range(20):
+        Path(f"d/error/{n}.shadowrec").hardlink_to("d/x.shadowrec")
+    assert ResourceLimits.for_files(["d"]).n_bytes == 1_000_000
+    assert ResourceLimits.for_files(["d", "d/error/1.shadowrec", "d/error/2.shadowrec"]).n_bytes == 1_000_000
+
+
+@pytest.mark.parametrize("words", [["known", "x.shadowrun"], ["classes", "a.shadowrec", "--experiment", "error"]])
+def test_words_that_are_no_files_allow_nothing(words, monkeypatch):
+    """Defaults and names of settings, of which a folder beside the file may have the name."""
+    for name in ("error", "mismatch", "npu"):
+        Path(name).mkdir()
+    seen = []
+    monkeypatch.setattr(cli.ResourceLimits, "for_files", lambda names, packed: seen.append(list(names)))
+    monkeypatch.setattr(cli.child_process, "in_child", lambda _: 0)
+    monkeypatch.setattr(sys, "argv", ["shadowrun", *words])
+    main([*words])
+    assert seen == [[words[1]]]
+
+
+# Arguments of these names that are written, or that are no files.
+WRITTEN = {"output", "records", "trace", "badge", "write", "save", "plots", "left_out"}
+
+
+def test_all_files_that_commands_read_are_known():
+    kinds = re.compile(r"^[AB]$|FILE|DATA|DIR|RECORDING|SOURCE")
+    readers = [
+        p for p in commands_of(build_parser()) if any(map(p.get_default, ("reads", "read_first", "reads_and_runs")))
+    ]
+    names = {action.dest for p in readers for action in p._actions if kinds.search(str(action.metavar))}
+    assert names - WRITTEN == set(cli.FILES_TO_READ)
+
+
+def commands_of(parser):
+    """Parsers of commands and of their actions."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield command
+                yield from commands_of(command)
 
 
 def test_a_bound_of_the_user_stays(monkeypatch):

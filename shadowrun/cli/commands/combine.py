@@ -28,7 +28,7 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Files to read and the file to write."""
     parser.add_argument(
-        "paths", nargs="*", metavar="DATA", help="data files, folders or patterns (default: this folder)"
+        "paths", nargs="*", default=["."], metavar="DATA", help="data files, folders or patterns (default: this folder)"
     )
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="data file to write (default: the ranks' name without the rank)"
@@ -44,10 +44,9 @@ def run(args: argparse.Namespace) -> int:
     """Combine; returns the exit status."""
     from shadowrun.store.combine.combine_files import choose, combine_files, name_together
 
-    patterns = args.paths or ["."]
     # The name of the output may follow from the files; a folder is then read again, without the output.
-    out = Path(args.output) if args.output else name_together(choose(patterns, None))
-    paths = choose(patterns, out)
+    out = Path(args.output) if args.output else name_together(choose(args.paths, None))
+    paths = choose(args.paths, out)
     with progress_bar("combining runs") as progress:
         combined = combine_files(
             paths,
