@@ -65,13 +65,15 @@ class ContextBounds:
 
     Attributes:
         results: For each result.
-        is_enough: The diffs decide; False where each call also has to be counted, or another run compared.
+        is_enough: The diffs decide; False where each call also has to be counted.
+        is_steady: The order of additions does not vary: else each run of the target is compared with another one.
         passed_subnormals: The oracle passed results with zeros against subnormal numbers, so there is an oracle.
         native: The same in C (native/compare_call.c); None where only Python judges.
     """
 
     results: tuple[ResultBound, ...]
     is_enough: bool
+    is_steady: bool
     passed_subnormals: bool = False
     native: Any = None
     _verdicts: dict[tuple[int, int], Verdict] = field(default_factory=dict)
@@ -84,7 +86,7 @@ class ContextBounds:
         Without the oracle, the evidence does not have its figures.
         """
         results = self.results
-        if not self.is_enough or len(actual) != len(results) or len(expected) != len(results):
+        if not self.is_enough or not self.is_steady or len(actual) != len(results) or len(expected) != len(results):
             return None
         first, diffs = None, []
         for k, (a, e, bound) in enumerate(zip(actual, expected, results, strict=True)):
@@ -102,7 +104,7 @@ class ContextBounds:
 
     def for_native(self, make: Callable[..., Any] | None) -> Any:
         """The same in C; None where the diffs do not decide, or without the part in C."""
-        if make is None or not self.is_enough or any(r.form for r in self.results):
+        if make is None or not self.is_enough or not self.is_steady or any(r.form for r in self.results):
             return None
         return make(tuple((r.max_ulp, r.of_operator, r.coarse) for r in self.results), ENOUGH, DIFFERING)
 
@@ -166,6 +168,8 @@ class RememberedBounds:
                 known.clear()
                 self.native.clear()
             bounds = known[context] = bounds_of(case, self._tolerance) if native_diff is not None else None
+            if bounds is not None:
+                bounds.is_steady = verdict.cause is not Cause.NON_DETERMINISM
             if bounds is not None and (native := bounds.for_native(self._make_native)) is not None:
                 bounds.native = self.native[context] = native
         bounds = known[context]
@@ -192,8 +196,7 @@ def bounds_of(case: Case, tolerance: ToleranceOf) -> ContextBounds | None:
     if in_lists and len(set(dtypes)) > 1:
         return None
     of_operator = ulp_bound(case.op, dtypes, named)
-    # Each run of an atomic operator is compared with another.
-    results, is_enough = [], not row.atomic
+    results, is_enough = [], True
     for k, (name, value) in enumerate(zip(case.names, case.expected, strict=True)):
         fmt = FORMATS.get(value.dtype) if isinstance(value, torch.Tensor) else None
         if fmt is None or not isinstance(value, torch.Tensor) or not fmt.signed:
@@ -212,4 +215,4 @@ def bounds_of(case: Case, tolerance: ToleranceOf) -> ContextBounds | None:
             limit = FEW_ULP_COARSE if coarse else FEW_ULP
         form = (value.numel(), dtype_name(value.dtype)) if in_lists else None
         results.append(ResultBound(name, limit, of_operator=of_operator is not None, coarse=coarse, form=form))
-    return ContextBounds(tuple(results), is_enough) if any(r.max_ulp for r in results) else None
+    return ContextBounds(tuple(results), is_enough, not row.atomic) if any(r.max_ulp for r in results) else None

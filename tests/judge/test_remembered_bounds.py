@@ -1,12 +1,14 @@
 """What was remembered of a context gives the full ladder's verdicts, and leaves to the ladder what is not certain."""
 
+import itertools
+
 import pytest
 import torch
 
 from shadowrun.judge.judge import Judge
 from shadowrun.judge.remembered_bounds import RememberedBounds, bounds_of
 from shadowrun.numerics.diff import native_diff
-from shadowrun.types import Status
+from shadowrun.types import Cause, Status
 from tests.case_kit import make_case
 from tests.ground_truth.bulk import compare
 
@@ -117,3 +119,48 @@ def test_small_sums_are_counted_in_any_case():
     large = make_case(aten.mm.default, aten.mm.default, torch.rand(16, 8), torch.rand(8, 16))
     assert not bounds_of(small, no_tolerance).is_enough
     assert bounds_of(large, no_tolerance).is_enough
+
+
+def _index_add(target):
+    return make_case(aten.index_add.default, target, torch.zeros(100), 0, torch.arange(1000) % 100, torch.rand(1000))
+
+
+@needs_native
+def test_additions_in_an_order_that_does_not_vary_are_not_run_again():
+    runs = []
+
+    def off(*args):
+        runs.append(1)
+        return (aten.index_add.default(*args).view(torch.int32) ^ 1).view(torch.float32)
+
+    judge, remembered = Judge(), RememberedBounds(None)
+    first = _index_add(off)
+    assert not bounds_of(first, no_tolerance).is_steady
+    remembered.learn(0, first, *judge(first))
+    known = remembered.by_context[0]
+    again = _index_add(off)
+    runs.clear()
+    assert known.judge(again.actual, again.expected) is not None
+    assert judge(again, known)[0].status is Status.MATCH
+    assert not runs
+    assert judge(again)[0].status is Status.MATCH
+    assert runs
+
+
+@needs_native
+def test_additions_in_another_order_each_time_are_run_again_each_time():
+    count = itertools.count(1)
+
+    def shuffled(self, dim, index, source):
+        order = torch.randperm(1000, generator=torch.Generator().manual_seed(next(count)))
+        return aten.index_add.default(self, dim, index[order], source[order])
+
+    judge, remembered = Judge(), RememberedBounds(None, lambda *_: pytest.fail("C compares with no other run"))
+    first = _index_add(shuffled)
+    verdict, diffs = judge(first)
+    assert verdict.cause is Cause.NON_DETERMINISM
+    remembered.learn(0, first, verdict, diffs)
+    known = remembered.by_context[0]
+    again = _index_add(shuffled)
+    assert known.judge(again.actual, again.expected) is None
+    assert judge(again, known)[0].cause is Cause.NON_DETERMINISM
