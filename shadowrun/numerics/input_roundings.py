@@ -30,24 +30,24 @@ class InputRounding(NamedTuple):
         """The rounded values."""
         return self.change(values)
 
-    def times(self, matrices: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+    def times(self, matrices: torch.Tensor, vectors: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
         """The rounded matrices times vectors that are not rounded, all of float32.
 
         Args:
             matrices: (…, m, k).
             vectors: (k,) or (…, k).
+            added: (…, m), to which the product is added in place; contiguous.
 
         Returns:
             (…, m).
         """
         if core is not None and self.bits is not None:
-            product = torch.zeros(matrices.shape[:-1], dtype=torch.float32, device="cpu")
-            if core.add_rounded_product(product, matrices, vectors, self.bits):
-                return product
+            out = torch.zeros(matrices.shape[:-1], dtype=torch.float32, device="cpu") if added is None else added
+            if core.add_rounded_product(out, matrices, vectors, self.bits):
+                return out
         rounded = self.change(matrices)
-        if vectors.dim() == 1:
-            return torch.matmul(rounded, vectors)
-        return torch.matmul(rounded, vectors.unsqueeze(-1)).squeeze(-1)
+        found = rounded @ vectors if vectors.dim() == 1 else (rounded @ vectors.unsqueeze(-1)).squeeze(-1)
+        return found if added is None else added.add_(found)
 
 
 def _to_bits(x: torch.Tensor, dropped: int, half: int) -> torch.Tensor:

@@ -75,13 +75,12 @@ def sketch_product(case: Case, actual: Value, rounding: InputRounding, *, only_o
         if actual.numel() * left.shape[-1] < MIN_SIZE or actual.numel() < MIN_ROWS * actual.shape[-1]:
             return None
         vector = random_vector(actual.shape[-1])
-        product = rounding.times(left.detach(), rounding.times(right.detach(), vector))
-        if "alpha" in named:
-            product = product * float(named["alpha"])
+        inner = rounding.times(right.detach(), vector).mul_(-float(named.get("alpha", 1)))
+        rest = rounding.times(left.detach(), inner, torch.matmul(actual.detach(), vector))
         if added is not None:
             # A bias is added to each row.
-            product = product + float(named["beta"]) * (added.expand(*added.shape[:-1], len(vector)) @ vector)
-        rest = torch.matmul(actual.detach(), vector).sub_(product).reshape(-1)
+            rest -= float(named["beta"]) * (added.expand(*added.shape[:-1], len(vector)) @ vector)
+        rest = rest.reshape(-1)
         return ProductSketch(float(torch.dot(rest, rest)) ** 0.5, float(rest.abs_().max()))
 
 
