@@ -60,6 +60,9 @@ _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 _MIN_WITH_NAME = 16
 # Bytes 18 and 19 of the header of a file with a rollback journal; a file with a write-ahead log has 2 and 2.
 _ROLLBACK_MODES = b"\x01\x01"
+# A first page with others. SQLite takes no page for the first that does not begin so.
+_OTHER_MODES = re.compile(rb"SQLite format 3\0..(?:[^\x01].|.[^\x01])", re.DOTALL)
+_N_HEAD = 20
 
 # Kinds of pages that have others below them, bytes of the head of one, and levels of a tree that SQLite follows.
 _INNER = (2, 5)
@@ -215,7 +218,7 @@ def _check_journals(path: Path) -> None:
     if not path.is_file():
         raise sqlite3.DatabaseError("it is not a regular file")
     with path.open("rb") as file:
-        modes = file.read(20)[18:]
+        modes = file.read(_N_HEAD)[18:]
     # SQLite would write to a write-ahead log, even through a symbolic link to another file.
     if modes != _ROLLBACK_MODES:
         raise sqlite3.DatabaseError("it wants a write-ahead log, which shadowrun does not make")
@@ -234,6 +237,19 @@ def _check_journals(path: Path) -> None:
         file.seek(max(0, n_bytes - len(_JOURNAL_MAGIC)))
         if file.read() == _JOURNAL_MAGIC and n_bytes >= _MIN_WITH_NAME:
             raise sqlite3.DatabaseError(f"its journal {journal.name!r} names another file")
+        file.seek(0)
+        if _has_other_modes(file):
+            raise sqlite3.DatabaseError(f"its journal {journal.name!r} gives it a write-ahead log")
+
+
+def _has_other_modes(journal: IO[bytes]) -> bool:
+    """Whether SQLite could put back a first page of a file with a write-ahead log: it opens that log at once."""
+    tail = b""
+    while chunk := journal.read(1 << 20):
+        if _OTHER_MODES.search(tail + chunk):
+            return True
+        tail = (tail + chunk)[-(_N_HEAD - 1) :]
+    return False
 
 
 def check(connection: sqlite3.Connection, schema: str) -> None:

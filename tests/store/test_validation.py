@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sqlite3
@@ -239,6 +240,38 @@ def test_a_journal_that_names_another_file_is_not_rolled_back(request, tmp_path,
         path = link
     assert "names another file" in refused(path)
     assert victim.read_text() == "precious"
+
+
+def journal_of_first_page(path: Path, modes: bytes) -> None:
+    """A journal that SQLite rolls back: the first page as it is, but for the bytes that say how it is written."""
+    data = path.read_bytes()
+    size = int.from_bytes(data[16:18], "big")
+    page = data[:18] + modes + data[20:size]
+    check = 7 + sum(page[k] for k in range(size - 200, 0, -200))
+    head = b"".join(n.to_bytes(4, "big") for n in (1, 7, len(data) // size, 512, size))
+    record = b"\x00\x00\x00\x01" + page + (check % 2**32).to_bytes(4, "big")
+    path.with_name(path.name + "-journal").write_bytes((MAGIC + head).ljust(512, b"\x00") + record)
+
+
+@pytest.mark.parametrize("kind", ["path", "sweep"])
+def test_a_journal_does_not_make_a_write_ahead_log(request, kind):
+    """SQLite rolls it back and opens the log in one statement."""
+    path = request.getfixturevalue(kind)
+    journal_of_first_page(path, b"\x01\x01")
+    CoverageFile.open(path).close() if kind == "sweep" else shadowrun.load(path)
+    assert [p.name for p in path.parent.iterdir()] == [path.name]  # it was rolled back
+    for modes in (b"\x02\x02", b"\x01\x02"):
+        journal_of_first_page(path, modes)
+        assert "gives it a write-ahead log" in refused(path)
+        assert {p.name for p in path.parent.iterdir()} == {path.name, path.name + "-journal"}
+
+
+@pytest.mark.parametrize("n_before", [0, 1 << 20, (1 << 20) - 1, (1 << 20) - 18, (1 << 20) - 19, (1 << 20) - 20])
+def test_first_pages_are_found_wherever_a_journal_has_them(n_before):
+    found = validation._has_other_modes
+    page = b"SQLite format 3\x00\x10\x00"
+    assert found(io.BytesIO(b"\x00" * n_before + page + b"\x01\x02"))
+    assert not found(io.BytesIO(b"\x00" * n_before + page + b"\x01\x01"))
 
 
 @pytest.mark.parametrize("ending", ["-wal", "-shm", "-journal"])
