@@ -6,9 +6,12 @@ ends, even by ``kill -9``. It is not on the data file itself: on a network file 
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 from typing import TYPE_CHECKING, Any
+
+from shadowrun.errors import DataFileError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +23,8 @@ except ImportError:  # Windows: names are not claimed there
 
 __all__ = ["FileLock"]
 
+# What `open` says of a link and of a folder.
+_NO_FILE = (errno.ELOOP, errno.EISDIR)
 # Each owner may unlink the file once between `open` and `stat`: as many as that in a row are no race any more.
 _ATTEMPTS = 100
 # Files of the parent process: a forked child must not write them, even after the parent released them.
@@ -29,6 +34,9 @@ _written: set[Path] = set()
 
 class FileLock:
     """The exclusive right to write a data file.
+
+    Raises:
+        DataFileError: In the place of the lock is a link or a folder: two processes would write the file.
 
     Attributes:
         path: The file to write: `wanted`, or a name with the process id if another process has `wanted`.
@@ -84,8 +92,10 @@ class FileLock:
             try:
                 # Not through a link that another user put there: it would create a file elsewhere.
                 descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
-            except OSError:  # to open the data file in this folder fails too, with a clear error
-                return True
+            except OSError as error:
+                if error.errno in _NO_FILE:
+                    raise self._unusable(error) from error
+                return True  # to open the data file in this folder fails too, with a clear error
             try:
                 # Not `lockf`: its locks belong to the process, and closing any descriptor of the file would release
                 # them.
@@ -104,6 +114,13 @@ class FileLock:
                 return True
             os.close(descriptor)
         return False
+
+    def _unusable(self, error: OSError) -> DataFileError:
+        what = "a folder" if error.errno == errno.EISDIR else "a link, which is not followed"
+        return DataFileError(
+            f"Cannot write the data file {str(self.path)!r}: its lock {self._file.name!r} is {what}. Remove it.",
+            slug="data-file-unwritable",
+        )
 
 
 def _begin_child() -> None:

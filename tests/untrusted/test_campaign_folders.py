@@ -450,6 +450,26 @@ def test_a_combined_store_is_not_written_through_a_link(ending):
     CampaignStore.open(folder.combined).close()
 
 
+@pytest.mark.parametrize("what", ["a folder", "a link"])
+def test_what_is_no_lock_lets_nobody_write(what):
+    """Two processes took it for a file system without locks, and ran one shard."""
+    folder = folder_of()
+    lock = Path("c/shards/1-of-1.shadowcampaign-lock")
+    lock.mkdir() if what == "a folder" else lock.symlink_to("made")
+    with pytest.raises(DataFileError, match=f"its lock '1-of-1.shadowcampaign-lock' is {what}"):
+        CampaignStore.begin(Path("c/shards/1-of-1.shadowcampaign"), folder.info())
+    assert not os.path.lexists("made")
+
+
+def test_programs_of_any_size_are_not_read():
+    """A file of holes takes no disk space, and its hash hours."""
+    folder = folder_of()
+    with folder.programs.open("r+b") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(DataFileError, match="have more than 1 GiB"):
+        folder.check_programs()
+
+
 def test_a_folder_in_the_place_of_a_file_is_an_error():
     folder = folder_of()
     Path("c/campaign.shadowcampaign.part").mkdir()

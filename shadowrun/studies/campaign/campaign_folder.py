@@ -36,6 +36,8 @@ _FORMAT: Final = 1
 # The folder may come from anyone: its settings are checked before anything of them is used.
 _MAX_BYTES: Final = 1 << 20
 _MAX_NAMES: Final = 1000
+# Of the programs, compressed: nothing that has more fits into memory, and a file of holes may have any number.
+_MAX_PROGRAMS: Final = 1 << 30
 _MAX_SECONDS: Final = 1e9
 _SETTINGS: Final = "campaign.json"
 _PROGRAMS: Final = "programs.shadowzoo"
@@ -291,6 +293,11 @@ def _digest(path: Path) -> str:
     if path.exists() and not path.is_file():  # a pipe would block, a device has no end
         raise DataFileError(f"The programs {str(path)!r} are no regular file.", slug="campaign-folder")
     try:
+        if path.stat().st_size > _MAX_PROGRAMS:
+            raise DataFileError(
+                f"The programs {str(path)!r} have more than {_MAX_PROGRAMS >> 30} GiB: name fewer by --programs.",
+                slug="campaign-folder",
+            )
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:32]
     except OSError as error:
