@@ -19,7 +19,7 @@ from shadowrun.comparison.active_run import OnePassRun, prepare_process
 from shadowrun.comparison.output import distributed_rank, file_of_rank
 from shadowrun.comparison.steps import Steps
 from shadowrun.config import Config
-from shadowrun.errors import PlatformError, ShadowrunWarning, UsageError
+from shadowrun.errors import DataFileError, PlatformError, ShadowrunWarning, UsageError
 from shadowrun.intercept.attribution import Attribution
 from shadowrun.intercept.patches import SubclassConstructor
 from shadowrun.intercept.threads import Threads
@@ -244,7 +244,11 @@ class RecordRun(OnePassRun):
         """Finish the file, which gets the name of its rank if that was not known when it was opened."""
         rank, world = self._process.rank, self._process.world_size
         wanted = file_of_rank(self._wanted, rank, world)
-        claim = FileLock(wanted) if self._claim is not None and wanted != self._claim.wanted else None
+        claim = None
+        if self._claim is not None and wanted != self._claim.wanted:
+            # A link or a folder in the place of that lock: the file keeps its name.
+            with contextlib.suppress(DataFileError):
+                claim = FileLock(wanted)
         if claim is not None:
             self._process = dataclasses.replace(self._process, name=claim.path.name)
         writer.finish(self._described(complete=complete))

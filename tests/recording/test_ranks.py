@@ -124,6 +124,14 @@ def test_each_rank_has_its_file_and_they_are_read_as_one(files):
             assert whole.samples_of(row).tolist() == parts[1].samples_of(other).tolist()
 
 
+def test_a_recording_is_finished_where_the_name_of_its_rank_cannot_be_locked(tmp_path):
+    (tmp_path / "a.1.shadowrec-lock").mkdir()
+    run_ranks(tmp_path, PROGRAM)
+    (kept,) = set(tmp_path.glob("*.shadowrec")) - {tmp_path / "a.0.shadowrec"}
+    (process,) = read(kept).processes
+    assert (process.rank, process.complete) == (1, True)
+
+
 def test_what_a_collective_wrote_is_a_leaf(files):
     for path in files:
         r = read(path)
