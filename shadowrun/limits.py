@@ -52,6 +52,7 @@ _SECONDS_PER_MB: Final = 5
 _MAX_ENTRIES: Final = 100_000
 # How names end of the files that a command reads in a folder, campaigns' and published results (JSON) among them.
 _READ_IN_FOLDERS: Final = (".shadowrun", ".shadowrec", ".shadowzoo", ".shadowcampaign", ".json")
+_RANK_OF_DEFAULT: Final = ".shadowrun."  # `.shadowrun.0`: of rank 0, where the file has no other name
 # Bytes of a text file: a ledger of ten thousand lines has one million.
 _MAX_TEXT: Final = 1 << 24
 # In a line of TOML: for a key of n parts, `tomllib` takes time and memory in proportion to the square of n.
@@ -285,8 +286,12 @@ def _size(named: set[str]) -> int:
                 inside = [entry.path for entry in itertools.islice(os.scandir(here), n_left)]
                 n_left -= len(inside)
                 waiting += inside
-            elif stat.S_ISREG(found.st_mode) and (here in named or here.endswith(_READ_IN_FOLDERS)):
+            elif stat.S_ISREG(found.st_mode) and (here in named or _is_read(os.path.basename(here))):
                 # Holes of a file are free: it may claim any size.
                 n_bytes = min(found.st_size, getattr(found, "st_blocks", found.st_size) * 512)
                 sizes[found.st_dev, found.st_ino] = n_bytes
     return sum(sizes.values())
+
+
+def _is_read(name: str) -> bool:
+    return name.endswith(_READ_IN_FOLDERS) or name.startswith(_RANK_OF_DEFAULT)

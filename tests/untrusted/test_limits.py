@@ -238,6 +238,13 @@ def test_further_names_of_a_file_and_files_that_no_reader_opens_allow_nothing():
     assert ResourceLimits.for_files(["d", "d/error/1.shadowrec", "d/error/2.shadowrec"]).n_bytes == 1_000_000
 
 
+@pytest.mark.parametrize("name", ["run.3.shadowrun", ".shadowrun", ".shadowrun.3"])
+def test_files_of_ranks_count_in_a_folder(name):
+    Path("d").mkdir()
+    Path("d", name).write_bytes(b"x" * 1_000_000)
+    assert ResourceLimits.for_files(["d"]).n_bytes == 1_000_000
+
+
 @pytest.mark.parametrize("words", [["known", "x.shadowrun"], ["classes", "a.shadowrec", "--experiment", "error"]])
 def test_words_that_are_no_files_allow_nothing(words, monkeypatch):
     """Defaults and names of settings, of which a folder beside the file may have the name."""
