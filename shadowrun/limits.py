@@ -286,7 +286,7 @@ def _size(named: set[str]) -> int:
                 inside = [entry.path for entry in itertools.islice(os.scandir(here), n_left)]
                 n_left -= len(inside)
                 waiting += inside
-            elif stat.S_ISREG(found.st_mode) and (here in named or _is_read(os.path.basename(here))):
+            elif stat.S_ISREG(found.st_mode) and (here in named or _is_read(Path(here).name)):
                 # Holes of a file are free: it may claim any size.
                 n_bytes = min(found.st_size, getattr(found, "st_blocks", found.st_size) * 512)
                 sizes[found.st_dev, found.st_ino] = n_bytes
