@@ -14,7 +14,9 @@ from shadowrun import Status
 from shadowrun.judge import judgement
 from shadowrun.judge.judge import Judge
 from shadowrun.judge.oracle import MANY_RUNS, Oracle
+from shadowrun.judge.rounding import closeness
 from shadowrun.judge.rounding.closeness import (
+    FEW_ULP,
     MAX_TERMS,
     ClosenessCheck,
     allowed_ulp,
@@ -323,6 +325,58 @@ def test_a_wrong_number_of_an_optimizer_does_not_pass(make_case, name, wrong):
     case = make_case(op, in_float64(op, **wrong), *args, **numbers)
     assert None in optimizer_verdicts(case)
     assert Judge()(case)[0].status is Status.MISMATCH
+
+
+X, Y, Z = normal(40, 64), normal(40, 64, seed=1), normal(64, seed=2)
+AT_ELEMENTS = [
+    pytest.param(op, args, options, id=f"{op.name()} {options}")
+    for op, args, options in (
+        (aten.lerp.Scalar, (X, Y, 0.1), {}),
+        (aten.lerp_.Scalar, (X, Y, 0.1), {}),
+        (aten.lerp.Tensor, (X, Y, torch.tensor(0.3)), {}),
+        (aten.addcmul.default, (X, Y, Z), {"value": -0.7}),
+        (aten.addcdiv_.default, (X, Y, Z), {"value": -0.7}),
+        (aten.add.Tensor, (X, Z), {"alpha": -2.5}),
+        (aten.sub.Tensor, (Z, X), {"alpha": 0.5}),
+        (aten.rsub.Tensor, (X, Y), {"alpha": 3.0}),
+        (aten.mm.default, (X, normal(64, 30, seed=3)), {}),
+        (aten.addmm.default, (normal(30), X, normal(64, 30, seed=3)), {"beta": -2.0, "alpha": 0.5}),
+        (aten._softmax.default, (X, 1, False), {}),
+    )
+]
+
+
+@pytest.mark.parametrize("units", [0.45, 0.9, 1.1, 3.0])
+@pytest.mark.parametrize(("op", "args", "options"), AT_ELEMENTS)
+def test_few_elements_are_judged_as_all_of_them_are(make_case, monkeypatch, op, args, options, units):
+    """Some elements are off by a share of the bound that the sizes of all elements give."""
+    case = make_case(op, op, *args, **options)
+    whole = ClosenessCheck(case, MANY_BYTES)
+    e = case.expected[0]
+    size = whole._sizes[0].sqrt() if case.facts.n_factors else whole._sizes[0].abs()
+    bound = (e.abs() + size) * (whole._units(0) * 2.0**-24)
+    where = torch.randperm(e.numel(), generator=torch.Generator().manual_seed(5))[: e.numel() // 20]
+    off = e.flatten().clone()
+    signs = torch.where(torch.arange(len(where)) % 2 == 0, 1.0, -1.0)
+    off[where] += units * signs * bound.flatten()[where]
+    case = replace(case, actual=(off.view_as(e),))
+    found = screened(case)
+    assert (found is not None) == (units < 1)
+    monkeypatch.setattr(closeness, "_FEW", 1 << 40)
+    assert screened(case) == found
+
+
+@pytest.mark.parametrize(("op", "args", "options"), AT_ELEMENTS[-3:])
+def test_sizes_are_computed_where_an_element_needs_one_only(make_case, monkeypatch, op, args, options):
+    case = make_case(op, op, *args, **options)
+    e = case.expected[0]
+    nearby = e + 7 * 2.0**-24 * e * torch.where(torch.arange(e.shape[1]) % 2 == 0, 1.0, -1.0)
+    case = replace(case, actual=(nearby,))
+    monkeypatch.setattr(closeness, "evaluate", lambda *_: pytest.fail("no element needs it"))
+    monkeypatch.setattr(closeness, "row_sizes", lambda *_: pytest.fail("no element needs it"))
+    d = diff("", nearby, e)
+    assert d.max_ulp > FEW_ULP
+    assert screened(case).status is Status.MATCH
 
 
 def test_overflow_of_the_squares_is_no_pass(make_case):

@@ -17,6 +17,7 @@ the oracle decides.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -76,6 +77,8 @@ ROW_UNITS: Final = 8.0
 up to 7 away."""
 _ROW_COPIES: Final = 8
 """Tensors like an input that `row_sizes` holds at a time."""
+_FEW: Final = 8
+"""Their sizes are computed for the elements that need one where no more than one in so many does."""
 MAX_GATHERED: Final = 1 << 22
 """Elements of the rows, or of the columns, that a product takes at some elements of its result."""
 MAX_TERMS: Final = 1 << 16
@@ -109,8 +112,6 @@ class ClosenessCheck:
         self._max_bytes = max_bytes
         self._facts = case.facts
         self._has_rows = has_row_sizes(case.op)
-        self._sizes: tuple[Value, ...] | None = None
-        self._asked = False
 
     def verdict(self, position: int, d: TensorDiff) -> Verdict | None:
         """MATCH for a result that is close to the reference's; None where the oracle has to decide.
@@ -132,19 +133,23 @@ class ClosenessCheck:
         if fmt.mantissa < 23:
             return self._coarse(position, d, fmt)
         # The units of `row_sizes` do not grow with the number of terms.
-        short = self._has_rows or n_terms(self._case, position) <= MAX_TERMS
-        size = self._size(position) if short else None
-        if size is None:
+        if not self._has_sizes or not (self._has_rows or n_terms(self._case, position) <= MAX_TERMS):
             return None
         units = self._units(position)
         actual, expected = (flat_values(v[position]) for v in (self._case.actual, self._case.expected))
-        unit = expected.abs().add_(size).mul_(units * fmt.roundoff).add_(fmt.smallest)
-        # None is below 0, and the greatest of them is NaN if any is.
-        if not bool(torch.isfinite(unit.max())):
-            return None
         gap = actual - expected
-        if not float(gap.abs().sub_(unit).max()) <= 0.0:
-            return None
+        allowed = expected.abs().mul_(units * fmt.roundoff).add_(fmt.smallest)
+        # NaN is within none.
+        within = gap.abs() <= allowed
+        if not bool(within.all()):
+            # Terms that cancel: their own size counts at these elements.
+            far = within.logical_not_().nonzero().flatten()
+            size = self._size(position, far)
+            if size is None:
+                return None
+            allowed = size.mul_(units * fmt.roundoff).add_(allowed[far])
+            if not bool(allowed.isfinite().all()) or not bool((gap[far].abs_() <= allowed).all()):
+                return None
         # A factor within the bound of each element is a fault all the same.
         if has_common_factor(gap, expected, fmt.roundoff):
             return None
@@ -184,7 +189,10 @@ class ClosenessCheck:
         shape, factors = result.shape, [named[name] for name in self._facts.factors]
         plain = factors and all(t.dim() == len(shape) and t.layout is torch.strided for t in factors)
         if not plain or result.is_complex() or where.numel() * factors[0].shape[-1] > MAX_GATHERED:
-            sizes = self._evaluated(lambda t: t.to(torch.float32).square(), lambda x: x * x, in_float32=True)
+            # Squares of 16-bit values overflow (float16 from 256 on) or lose their digits.
+            sizes = None
+            if self._can_evaluate((torch.float32, torch.bfloat16, torch.float16)):
+                sizes = self._evaluated(lambda t: t.to(torch.float32).square(), lambda x: x * x)
             value = sizes[position] if sizes is not None else None
             return flat_values(value)[where].to(torch.float32).sqrt() if isinstance(value, torch.Tensor) else None
         # A product at few elements is a sum for each, over a row and a column.
@@ -204,7 +212,7 @@ class ClosenessCheck:
             return "bits"
         if fmt.mantissa < 23:
             return f"{few_ulp(fmt)} ULP"
-        units = f", or {self._units(position):g} units of rounding" if self._sizes is not None else ""
+        units = f", or {self._units(position):g} units of rounding" if self._has_sizes else ""
         return f"{few_ulp(fmt)} ULP{units}"
 
     def _units(self, position: int) -> float:
@@ -212,56 +220,75 @@ class ClosenessCheck:
             return ROW_UNITS if self._has_rows else CHAIN_UNITS
         return sum_units(n_terms(self._case, position))
 
-    def _size(self, position: int) -> torch.Tensor | None:
-        """Size of the rounding errors at each element, flat, in unit roundoffs; None where the operator has none."""
-        squared = self._facts.n_factors > 0
-        if not self._asked:
-            self._asked = True
-            if squared:
-                self._sizes = self._evaluated(torch.square, lambda x: x * x)
-            elif self._facts.chain:
-                self._sizes = self._evaluated(torch.abs, abs)
-            elif self._has_rows:
-                self._sizes = self._of_rows()
-        if self._sizes is None or not isinstance(self._sizes[position], torch.Tensor):
-            return None
-        size = flat_values(self._sizes[position])
-        return size.sqrt() if squared else size.abs()
-
-    def _of_rows(self) -> tuple[Value, ...] | None:
+    @cached_property
+    def _has_sizes(self) -> bool:
+        """Whether the size of the rounding errors at each element is known, and takes no more memory than it may."""
         case = self._case
+        if self._facts.n_factors or self._facts.chain:
+            return self._can_evaluate((torch.float32, torch.float64))
+        if not self._has_rows:
+            return False
         given = [t for t in tensors((*case.args, *case.expected), case.kwargs) if t.is_floating_point()]
         # Sums in 16 bits are accumulated in float32: these sizes are for one dtype.
-        if len({t.dtype for t in given}) != 1 or any(t.layout is not torch.strided for t in given):
+        plain = len({t.dtype for t in given}) == 1 and all(t.layout is torch.strided for t in given)
+        return plain and _ROW_COPIES * max(t.nbytes for t in given) <= self._max_bytes
+
+    def _size(self, position: int, where: torch.Tensor) -> torch.Tensor | None:
+        """Size of the rounding errors at some elements, in unit roundoffs."""
+        few = where.numel() * _FEW <= flat_values(self._case.expected[position]).numel()
+        if few and self._facts.n_factors and flat_values(self._case.expected[position]).dtype is torch.float32:
+            return self._size_at(position, where)
+        if few and not self._facts.n_factors and self._facts.chain and not _takes_lists(self._case):
+            return self._chain_at(position, where)
+        sizes = self._sizes
+        if sizes is None or not isinstance(sizes[position], torch.Tensor):
             return None
-        if _ROW_COPIES * max(t.nbytes for t in given) > self._max_bytes:
-            return None
+        size = flat_values(sizes[position])[where]
+        return size.sqrt_() if self._facts.n_factors else size.abs_()
+
+    @cached_property
+    def _sizes(self) -> tuple[Value, ...] | None:
+        """For each result, sizes of the rounding errors at each element; of sums, their squares."""
+        if self._facts.n_factors:
+            return self._evaluated(torch.square, lambda x: x * x)
+        if self._facts.chain:
+            return self._evaluated(torch.abs, abs)
         with torch.no_grad():
-            return row_sizes(case)
+            return row_sizes(self._case)
+
+    def _chain_at(self, position: int, where: torch.Tensor) -> torch.Tensor | None:
+        """As `_size`, of an operator that computes each element by itself."""
+        result = self._case.expected[position]
+        assert isinstance(result, torch.Tensor)
+        index = torch.unravel_index(where, result.shape)
+        sizes = self._evaluated(torch.abs, abs, lambda t: t.expand(result.shape)[index])
+        value = sizes[position] if sizes is not None else None
+        return value.abs() if isinstance(value, torch.Tensor) else None
+
+    def _can_evaluate(self, dtypes: tuple[torch.dtype, ...]) -> bool:
+        """Whether the operator may run on other inputs: by memory, and by the kinds of the inputs."""
+        case = self._case
+        if sum(t.nbytes for t in tensors((*case.args, *case.expected, *case.expected), case.kwargs)) > self._max_bytes:
+            return False
+        floats = (t for t in tensors(case.args, case.kwargs) if t.is_floating_point() or t.is_complex())
+        return all(t.dtype in dtypes and t.layout is torch.strided for t in floats)
 
     def _evaluated(
         self,
         change: Callable[[torch.Tensor], torch.Tensor],
         change_number: Callable[[Any], Any],
-        *,
-        in_float32: bool = False,
+        part: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> tuple[Value, ...] | None:
-        """Results of the operator on other inputs, in the dtype that it has, or in float32."""
+        """Results of the operator on other inputs: all of each or a part, with other values."""
         case = self._case
-        if sum(t.nbytes for t in tensors((*case.args, *case.expected, *case.expected), case.kwargs)) > self._max_bytes:
-            return None
-        floats = [t for t in tensors(case.args, case.kwargs) if t.is_floating_point() or t.is_complex()]
-        # Squares of 16-bit values overflow (float16 from 256 on) or lose their digits.
-        dtypes = (torch.float32, torch.bfloat16, torch.float16) if in_float32 else (torch.float32, torch.float64)
-        if any(t.dtype not in dtypes or t.layout is not torch.strided for t in floats):
-            return None
         schema = schema_of(case.func).arguments
 
         minuend = case.arguments().get(self._facts.subtracts_from)
         negated = {id(t) for t in tensors((minuend,), {})}
 
         def changed(t: torch.Tensor) -> torch.Tensor:
-            found = change(t.detach()) if t.is_floating_point() else t.detach().clone()
+            found = t.detach() if part is None else part(t.detach())
+            found = change(found) if t.is_floating_point() else found.clone()
             return found.neg_() if id(t) in negated else found
 
         def number(name: str, value: Any) -> Any:
@@ -275,6 +302,10 @@ class ClosenessCheck:
         except (RuntimeError, NotImplementedError, TypeError, ValueError):
             return None
         return values if names == case.names else None
+
+
+def _takes_lists(case: Case) -> bool:
+    return any(isinstance(value, (list, tuple)) for value in case.arguments().values())
 
 
 def _rounding(evidence: str) -> Verdict:
