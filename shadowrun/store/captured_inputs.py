@@ -255,33 +255,35 @@ def _check_size(file: BinaryIO) -> None:
 
 
 def _check_tuples(pickled: bytes) -> None:
-    """Refuse tuples in tuples without end: as a key, Python's hash of one calls itself until the process ends.
+    """Refuse tuples in tuples without end: to hash a key, Python calls itself for each, also for the same one twice.
 
     Raises:
-        ValueError: They are deeper than any that `torch.save` writes.
+        ValueError: One holds more than any that `torch.save` writes.
     """
     import pickletools
 
-    # Of what is on the stack: levels of tuples, and where the marks are.
-    levels: list[int] = []
+    # Of what is on the stack: how many values each holds, and where the marks are.
+    sizes: list[int] = []
     marks: list[int] = []
     memo: dict[Any, int] = {}
     for opcode, number, _ in pickletools.genops(pickled):
         name, before = opcode.name, opcode.stack_before
         if name == "MARK":
-            marks.append(len(levels))
+            marks.append(len(sizes))
             continue
         n_before = len(before)
         if pickletools.markobject in before:
-            n_before = len(levels) - marks.pop() + before.index(pickletools.markobject)
-        inside = levels[len(levels) - n_before :]
-        del levels[len(levels) - n_before :]
+            n_before = len(sizes) - marks.pop() + before.index(pickletools.markobject)
+        inside = sizes[len(sizes) - n_before :]
+        del sizes[len(sizes) - n_before :]
         if name.endswith("PUT"):
-            memo[number] = levels[-1]
-        level = 1 + max(inside, default=0) if name.startswith("TUPLE") else 0
-        if level > _MAX_TUPLES:
+            memo[number] = sizes[-1]
+        # A named tuple is made of a tuple by REDUCE or NEWOBJ; lists, dictionaries and sets have no hash.
+        is_tuple = name.startswith("TUPLE") or name in ("REDUCE", "NEWOBJ")
+        size = 1 + sum(inside) if is_tuple else 1
+        if size > _MAX_IN_TUPLE:
             raise ValueError("tuples in tuples")
-        levels += [memo[number] if name.endswith("GET") else level] * len(opcode.stack_after)
+        sizes += [memo[number] if name.endswith("GET") else size] * len(opcode.stack_after)
 
 
 def _check_is_one(file: BinaryIO, start: int) -> None:
@@ -313,8 +315,8 @@ def _check_is_one(file: BinaryIO, start: int) -> None:
 _END = struct.Struct("<4s36xQQ4s4xQ4x4s8xIIH")
 # Magic numbers of the file and of these records, and the length of the comment.
 _MARKS = (b"PK\3\4", b"PK\6\6", b"PK\6\7", b"PK\5\6", 0)
-# Tuples in tuples; torch writes three.
-_MAX_TUPLES = 50
+# Values in a tuple and in those that it holds; torch writes the sizes and strides of a tensor or two.
+_MAX_IN_TUPLE = 1000
 # Stands in the end record for a number that only the zip64 record can hold.
 _IN_LARGE = 0xFFFFFFFF
 

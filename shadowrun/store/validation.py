@@ -9,6 +9,7 @@ row. Readers trust a file that passed. The checks take time in proportion to the
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import sqlite3
@@ -232,7 +233,7 @@ def _check_journals(path: Path) -> None:
         raise sqlite3.DatabaseError(f"its journal {journal.name!r} is not a regular file")
     # A journal that ends in the name of a super-journal makes SQLite delete the file of that name.
     # The recording process may end a transaction, and so delete the journal, at any moment.
-    with contextlib.suppress(FileNotFoundError), journal.open("rb") as file:
+    with contextlib.suppress(FileNotFoundError), journal.open("rb", buffering=0) as file:
         n_bytes = file.seek(0, 2)
         file.seek(max(0, n_bytes - len(_JOURNAL_MAGIC)))
         if file.read() == _JOURNAL_MAGIC and n_bytes >= _MIN_WITH_NAME:
@@ -244,12 +245,29 @@ def _check_journals(path: Path) -> None:
 
 def _has_other_modes(journal: IO[bytes]) -> bool:
     """Whether SQLite could put back a first page of a file with a write-ahead log: it opens that log at once."""
-    tail = b""
-    while chunk := journal.read(1 << 20):
-        if _OTHER_MODES.search(tail + chunk):
-            return True
-        tail = (tail + chunk)[-(_N_HEAD - 1) :]
+    for start, end in _written(journal):
+        # A page may begin at the end of what was written, and go on in a hole.
+        journal.seek(max(0, start - _N_HEAD))
+        tail = b""
+        while chunk := journal.read(min(1 << 20, end + _N_HEAD - journal.tell())):
+            if _OTHER_MODES.search(tail + chunk):
+                return True
+            tail = (tail + chunk)[-(_N_HEAD - 1) :]
     return False
+
+
+def _written(file: IO[bytes]) -> Iterator[tuple[int, int]]:
+    """Where a file has bytes: a file of terabytes of holes takes no disk space, and hours to read."""
+    end, n_bytes = 0, file.seek(0, os.SEEK_END)
+    while end < n_bytes:
+        try:
+            start = os.lseek(file.fileno(), end, os.SEEK_DATA)
+            end = os.lseek(file.fileno(), start, os.SEEK_HOLE)
+        except (AttributeError, OSError) as error:  # Windows; ENXIO: the rest is a hole
+            if getattr(error, "errno", 0) != errno.ENXIO:
+                yield end, n_bytes
+            return
+        yield start, end
 
 
 def check(connection: sqlite3.Connection, schema: str) -> None:

@@ -274,6 +274,22 @@ def test_first_pages_are_found_wherever_a_journal_has_them(n_before):
     assert not found(io.BytesIO(b"\x00" * n_before + page + b"\x01\x01"))
 
 
+@pytest.mark.skipif(not hasattr(os, "SEEK_DATA"), reason="no holes")
+@pytest.mark.parametrize(("n_before", "n_in_hole"), [(1 << 40, 0), (1 << 40, 2), ((1 << 40) - 4096, 4)])
+def test_holes_of_a_journal_are_not_read(tmp_path, n_before, n_in_hole):
+    """A terabyte of them takes no disk space; pages between them are found, also one whose end is in a hole."""
+    found = validation._has_other_modes
+    page = b"SQLite format 3\x00\x10\x00"
+    for modes, is_other in ((b"\x01\x02", True), (b"\x01\x01", bool(n_in_hole))):
+        path = tmp_path / f"{is_other}{modes[1]}"
+        with path.open("wb") as file:
+            file.seek(n_before + 4096 - len(page + modes) + n_in_hole)
+            file.write((page + modes)[: len(page + modes) - n_in_hole])
+            file.truncate(n_before * 2)
+        with path.open("rb", buffering=0) as file:
+            assert found(file) == is_other
+
+
 @pytest.mark.parametrize("ending", ["-wal", "-shm", "-journal"])
 @pytest.mark.parametrize("kind", ["path", "sweep"])
 def test_nothing_next_to_a_file_leads_to_another_file(request, tmp_path, kind, ending):

@@ -111,6 +111,12 @@ def test_lists_that_were_cut():
         sample("aten::cat", "[0, … 60000 more], " * 2, 0)
 
 
+def test_lists_in_lists_that_were_cut():
+    """A hundred characters named 10^12 numbers: each list has ten of the one in it."""
+    with pytest.raises(UnreadableCall, match="lists in a list"):
+        sample("aten::relu", "[" * 6 + "1" + ", … 9 more]" * 6, 0)
+
+
 def test_inputs_of_one_operator(tmp_path):
     path = file_with(tmp_path / "x.shadowrun")
     connection = sqlite3.connect(path)

@@ -108,14 +108,15 @@ def test_captured_inputs_with_other_bytes(tmp_path, seed):
     assert found in ("StoredCall", "captured-inputs")
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_captured_inputs_with_tuples_without_end(tmp_path, again):
-    """Some hundred thousand levels ended the process: Python's hash of a tuple looks at no bound on calls."""
+@pytest.mark.parametrize(("n", "repeated"), [(49, True), (400, False)])
+def test_captured_inputs_with_tuples_without_end(tmp_path, n, repeated):
+    """Python's hash of a tuple calls itself for each in it: until the stack is full, or 2^49 times."""
     nested: tuple[object, ...] = ()
-    for _ in range(100):
+    for _ in range(n):
         # Twice the same one: `torch.save` names the second by its number in the memo.
-        nested = (nested, nested) if again else (nested,)
-    content = {"format": 1, "op": "aten::mm", "args": [], "kwargs": {}, "tensors": [torch.ones(2)]}
+        nested = (nested, nested) if repeated else (nested, 0, 0)
+    large = torch.ones([1] * 64).to_sparse()
+    content = {"format": 1, "op": "aten::mm", "args": [], "kwargs": {}, "tensors": [large, torch.ones([1] * 200)]}
     write_private(content, tmp_path / "0.pt")
     assert load(tmp_path, "0.pt").op == "aten::mm"
     write_private(content | {"more": nested}, tmp_path / "0.pt")

@@ -32,8 +32,8 @@ _AFTER: Final = ".,;:!?)]}'\""
 # `#` everywhere: a line may begin with it, and a heading ends with it. As entities: `<` would begin HTML, which GitHub
 # renders, `|` a cell, and `&` an entity, which may be a character that was removed from the text.
 _ESCAPES: Final = {ord(c): f"\\{c}" for c in "\\`*_[]~#"} | {ord(c): f"&#{ord(c)};" for c in "&<>|"}
-# A list, a line across the page, or the line under a heading.
-_BLOCK: Final = re.compile(r"^(?=[-+=])|^(\d{1,9})(?=[.)](?:\s|$))")
+# A list, a line across the page, the line under a heading, or a command to GitLab (`/close`).
+_BLOCK: Final = re.compile(r"^(?=[-+=/])|^(\d{1,9})(?=[.)](?:\s|$))")
 
 
 class Markdown(str):

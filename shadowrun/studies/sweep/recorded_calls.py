@@ -195,6 +195,8 @@ class _Reader:
         self._n_unwritten += n  # of the whole text, which can name a list every few characters
         if self._n_unwritten > _MAX_UNWRITTEN:
             raise UnreadableCall(f"lists with {self._n_unwritten} more entries")
+        if isinstance(last, list):  # ten in ten in ten: each level would multiply what the text names
+            raise UnreadableCall("lists in a list were recorded in part")
         if not isinstance(last, torch.Tensor):
             # Lists are of one kind: what was not written is most likely like the entry before it.
             return [last] * n
