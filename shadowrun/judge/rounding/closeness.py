@@ -79,6 +79,8 @@ _ROW_COPIES: Final = 8
 """Tensors like an input that `row_sizes` holds at a time."""
 _FEW: Final = 8
 """Their sizes are computed for the elements that need one where no more than one in so many does."""
+_MANY: Final = 1 << 18
+"""Elements of a result of arithmetic from which on to gather some takes less time than to compute all sizes."""
 MAX_GATHERED: Final = 1 << 22
 """Elements of the rows, or of the columns, that a product takes at some elements of its result."""
 MAX_TERMS: Final = 1 << 16
@@ -139,11 +141,11 @@ class ClosenessCheck:
         actual, expected = (flat_values(v[position]) for v in (self._case.actual, self._case.expected))
         gap = actual - expected
         allowed = expected.abs().mul_(units * fmt.roundoff).add_(fmt.smallest)
-        # NaN is within none.
-        within = gap.abs() <= allowed
-        if not bool(within.all()):
+        excess = gap.abs().sub_(allowed)
+        # Not `all` of a comparison, which takes longer; NaN is within none.
+        if not float(excess.max()) <= 0.0:
             # Terms that cancel: their own size counts at these elements.
-            far = within.logical_not_().nonzero().flatten()
+            far = (excess <= 0.0).logical_not_().nonzero().flatten()
             size = self._size(position, far)
             if size is None:
                 return None
@@ -235,10 +237,12 @@ class ClosenessCheck:
 
     def _size(self, position: int, where: torch.Tensor) -> torch.Tensor | None:
         """Size of the rounding errors at some elements, in unit roundoffs."""
-        few = where.numel() * _FEW <= flat_values(self._case.expected[position]).numel()
-        if few and self._facts.n_factors and flat_values(self._case.expected[position]).dtype is torch.float32:
+        result = flat_values(self._case.expected[position])
+        few = where.numel() * _FEW <= result.numel()
+        if few and self._facts.n_factors and result.dtype is torch.float32:
             return self._size_at(position, where)
-        if few and not self._facts.n_factors and self._facts.chain and not _takes_lists(self._case):
+        is_chain = self._facts.chain and not self._facts.n_factors and not _takes_lists(self._case)
+        if few and is_chain and result.numel() >= _MANY:
             return self._chain_at(position, where)
         sizes = self._sizes
         if sizes is None or not isinstance(sizes[position], torch.Tensor):
