@@ -21,7 +21,7 @@ from shadowrun.errors import ShadowrunError
 from shadowrun.limits import bounded_memory, current_call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
 
     from shadowrun.limits import ResourceLimits
@@ -34,6 +34,9 @@ _ENDED_BY_CALLS = (*_BY_KERNELS, "SIGKILL")
 _KERNEL_SIGNALS = {int(getattr(signal, name)) for name in _BY_KERNELS if hasattr(signal, name)}
 _MAX_CHILDREN = 20
 _AGAIN = -1000  # no exit status
+# After Ctrl-C `replay` still writes its report, which takes seconds.
+_AFTER_INTERRUPT_S = 60.0
+_AFTER_SECOND_S = 1.0
 _TOO_COSTLY = 9
 
 
@@ -63,34 +66,20 @@ def _in_one_child(allowance: ResourceLimits | None) -> int | None:
     sys.stdout.flush()
     sys.stderr.flush()
     # One that comes before the parent hands it on would end the parent alone.
-    forwarded = [getattr(signal, name) for name in _FORWARDED]
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, *forwarded])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, *(getattr(signal, n) for n in _FORWARDED)])
     pid = os.fork()
     if not pid:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if allowance is not None:
             allowance.bound_time_and_disk()
         return None
-    # Ctrl-C goes to both; the child decides what it means.
-    of_interrupt = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def forward(number: int, _: FrameType | None) -> None:
-        os.kill(pid, number)
-
-    for number in forwarded:
-        signal.signal(number, forward)
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    for number in forwarded:
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, of_interrupt or signal.default_int_handler)
+    status, is_interrupted = _wait_for(pid, before)
     if status >= 0:
         return status
     if allowance is None and _left_out(-status):
         return _AGAIN
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if -status == signal.SIGINT:
+    if -status == signal.SIGINT or (is_interrupted and -status == signal.SIGKILL):
         raise KeyboardInterrupt
     # SIGXCPU is the limit of time, SIGKILL its hard end; a C++ library without memory aborts.
     if allowance is not None and -status in (signal.SIGXCPU, signal.SIGKILL, signal.SIGABRT):
@@ -105,6 +94,42 @@ def _in_one_child(allowance: ResourceLimits | None) -> int | None:
         "has inputs that a kernel does not check, or took all memory. `shadowrun report` runs no call.",
         slug="calls-ended-process",
     )
+
+
+def _wait_for(pid: int, mask: Iterable[int]) -> tuple[int, bool]:
+    """Wait for the child, and hand on the signals that end a command.
+
+    Args:
+        pid: The child.
+        mask: Signals that this process blocks while it waits.
+
+    Returns:
+        The child's exit status, and whether Ctrl-C came.
+    """
+    # Ctrl-C goes to both, and the child decides what it means. A kernel does not look at it, and may take hours.
+    waits_s = [_AFTER_SECOND_S, _AFTER_INTERRUPT_S]
+
+    def interrupt(*_: object) -> None:
+        if waits_s:
+            signal.setitimer(signal.ITIMER_REAL, waits_s.pop())
+
+    def forward(number: int, _: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL if number == signal.SIGALRM else number)
+
+    of_interrupt = signal.getsignal(signal.SIGINT)
+    if of_interrupt != signal.SIG_IGN:  # of a job in the background: it stays ignored by both
+        signal.signal(signal.SIGINT, interrupt)
+    forwarded = [signal.SIGALRM, *(getattr(signal, name) for name in _FORWARDED)]
+    for number in forwarded:
+        signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    for number in forwarded:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, of_interrupt or signal.default_int_handler)
+    return status, len(waits_s) < 2
 
 
 def check_costs(read: Callable[[], object], allowance: ResourceLimits) -> None:

@@ -164,8 +164,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             # Before the command resolves a platform: the plug-in may register it.
             args.imports = args.imports or inherited()
             import_plugins(args.imports, inherit=not args.runs_program)
-            # What the user names, a package or a program, takes what it needs.
-            is_bounded = is_child and not args.imports and not getattr(args, "free", None)
+            # What the user names, a package that runs calls or a program, takes what it needs.
+            is_free = allowance is None and (args.imports or getattr(args, "free", None))
+            is_bounded = is_child and not is_free
             with child_process.with_limits(allowance) if is_bounded else contextlib.nullcontext():
                 status: int = args.run(args)
         sys.stdout.flush()  # here a closed pipe is handled; at exit Python would print an error

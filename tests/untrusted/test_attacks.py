@@ -5,6 +5,7 @@ the real command, and looks for the trace. The data file is a real one, edited a
 """
 
 import ast
+import contextlib
 import io
 import json
 import os
@@ -15,6 +16,7 @@ import stat
 import struct
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -1043,5 +1045,52 @@ def test_a_signal_ends_a_command_in_a_child(tmp_path, number):
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
     assert process.wait(60) == -number
     process.stdout.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+
+
+HELD = """
+import os, signal, sys, time
+from shadowrun.cli import child_process
+signal.signal(signal.SIGINT, signal.default_int_handler)
+child_process._AFTER_INTERRUPT_S = {first}
+ended = child_process.in_child()
+if ended is None:
+    def report(*_):  # as `replay` does after Ctrl-C
+        time.sleep(1.5)
+        os._exit(7)
+    signal.signal(signal.SIGINT, {handler})
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+sys.exit(ended)
+"""
+
+
+@pytest.mark.parametrize(
+    ("handler", "first", "n", "status"),
+    [
+        ("signal.SIG_IGN", 60, 2, -signal.SIGINT),  # a kernel does not look at signals
+        ("signal.SIG_IGN", 1, 1, -signal.SIGINT),
+        ("report", 60, 1, 7),  # it ends by itself
+    ],
+)
+def test_interrupts_end_a_child_that_a_kernel_holds(handler, first, n, status):
+    process = subprocess.Popen(
+        [sys.executable, "-c", HELD.format(handler=handler, first=first)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    child = int(process.stdout.readline())
+    for _ in range(n):
+        time.sleep(0.5)
+        os.killpg(process.pid, signal.SIGINT)
+    try:
+        assert process.wait(20) == status
+    finally:
+        process.stdout.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)

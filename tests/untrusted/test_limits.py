@@ -93,8 +93,9 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere memory is 
 
 
 @linux
-def test_memory_of_a_command_that_reads_is_bounded():
-    """Whatever takes it: here, a reader that knows no bounds."""
+@pytest.mark.parametrize("imported", [[], ["--import", "json"]])
+def test_memory_of_a_command_that_reads_is_bounded(imported):
+    """Whatever takes it: here, a reader that knows no bounds. What a package takes at its import is not counted."""
     run_file()
     code = (
         "import sys, shadowrun.cli.commands.report as report\n"
@@ -103,7 +104,7 @@ def test_memory_of_a_command_that_reads_is_bounded():
         "report.run = lambda args: bytearray(200 << 20) and 0\n"
         "from shadowrun.cli.main import main; sys.exit(main())"
     )
-    words = [sys.executable, "-c", code, "report", "x.shadowrun"]
+    words = [sys.executable, "-c", code, "report", "x.shadowrun", *imported]
     ended = subprocess.run(words, check=False, capture_output=True, text=True, timeout=100)
     assert ended.returncode == 2, ended
     assert "file-too-costly" in ended.stderr
