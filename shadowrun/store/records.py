@@ -63,6 +63,7 @@ def read_records(
     module: str | None = None,
     seq: int | None = None,
     since: int = 0,
+    piece: int = PIECE,
 ) -> Iterator[OpRecord]:
     """Records in call order; in a combined file, run after run.
 
@@ -74,13 +75,14 @@ def read_records(
         module: Glob pattern of module paths.
         seq: Number of a single call.
         since: Number of the first call.
+        piece: How many are read at a time.
     """
     conditions, values = _conditions(data, op, status, step, module, seq)
     ranks = [source.info.rank for source in data.sources] or [data.info.rank]
     block = data.block
     last = since - 1
     # In pieces: a slow consumer of this generator holds neither memory nor the lock on the file.
-    while rows := list(data.query(_RECORDS.format(conditions=conditions), (last, *values, PIECE))):
+    while rows := list(data.query(_RECORDS.format(conditions=conditions), (last, *values, piece))):
         diffs = read_diffs(data, [row[0] for row in rows])
         for row in rows:
             yield _record(row, ranks[row[0] // block], tuple(diffs.get(row[0], ())))
@@ -95,7 +97,8 @@ def first_mismatch(data: DataFile, excused: Collection[int] = ()) -> OpRecord | 
         excused: Numbers of contexts whose mismatches are known issues.
     """
     if not data.sources and not excused:
-        return next(read_records(data, status=Status.MISMATCH), None)
+        # One at a time: all calls would be read for a thousand mismatches.
+        return next(read_records(data, status=Status.MISMATCH, piece=1), None)
     sql = _FIRST_MISMATCH.format(excused=", ".join(map(str, excused)))
     found = next(data.query(sql, (data.block,)), None)
     return None if found is None else next(read_records(data, seq=found[0]))

@@ -20,6 +20,7 @@ import pytest
 from shadowrun.errors import DataFileError
 from shadowrun.run import Run, load
 from shadowrun.store import DataFile
+from shadowrun.store.records import first_mismatch
 from shadowrun.store.schema import SCHEMA, SCHEMA_VERSION
 from shadowrun.types import Cause, OpCall, OpRecord, Phase, RunInfo, Status, TensorDiff, TensorMeta, Verdict
 
@@ -95,6 +96,26 @@ def test_records_are_fetched_in_pieces_without_gaps() -> None:
         data.add((seq, 0, number, verdict, 1.0, 1.0, -1.0, -1.0))
     data.flush()
     assert [r.call.seq for r in Run(data).records()] == list(range(2500))
+
+
+def test_the_first_mismatch_is_read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = DataFile.create(None, INFO)
+    for seq in range(100):
+        record(data, seq, WRONG if seq % 10 == 3 else MATCH)
+    data.flush()
+    read, query = [], data.query
+
+    def counted(sql, values=()):
+        rows = list(query(sql, values))
+        read.append(len(rows))
+        return iter(rows)
+
+    monkeypatch.setattr(data, "query", counted)
+    found = first_mismatch(data)
+    assert found is not None
+    assert found.call.seq == 3
+    # With the differences of that call.
+    assert sum(read) <= 2
 
 
 def test_rows_are_flushed_by_number_and_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
