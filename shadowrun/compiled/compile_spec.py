@@ -140,12 +140,14 @@ class CompileSpec:
         words = ("", "default", "max-autotune", "max-autotune-no-cudagraphs", "reduce-overhead")
         if (self.mode or "") not in words:
             raise UsageError(f"There is no mode {ascii(self.mode)[:80]} of torch.compile.", slug="no-repro")
+        # The import of a module that the user named does not stop torch from looking for the name in other packages.
+        needed = {self.module, *(() if self.is_function else torchcompile.modules_to_load(self.name))}
         if not self.is_function and self.name in torchcompile.OWN_BACKENDS:
             compile_spec = replace(self, module="")  # torch knows where it is
-        elif self.module and allowed.has_module(self.module):
+        elif self.module and all(map(allowed.has_module, needed)):
             compile_spec = self
         else:
-            module = ascii(self.module or "MODULE")[1:-1][:200]
+            module = ascii(min(n for n in needed if not n or not allowed.has_module(n)) or "MODULE")[1:-1][:200]
             raise UsageError(
                 f"The backend {ascii(self.name)[:80]} is in module {module}, and only the data file names it, which "
                 "may come from another person: it is not imported. If you know what it is, name it: "

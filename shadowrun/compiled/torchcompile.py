@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import importlib.metadata
 import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -31,6 +32,7 @@ __all__ = [
     "mark_boxed",
     "modes",
     "module_of",
+    "modules_to_load",
     "no_modes",
     "own_tracing_context",
     "patched_attribute",
@@ -433,6 +435,15 @@ def _asked(wrapper: Any) -> CompileRequest:
 def module_of(resolve_backend: Compiler) -> str:
     """Name of the module that has the function behind a compiler; empty for Inductor's. Seen on 2.11 and 2.13."""
     return str(getattr(getattr(resolve_backend, "compiler_fn", None), "__module__", ""))
+
+
+def modules_to_load(name: str) -> set[str]:
+    """Modules that torch imports to find a backend: those of packages with an entry point of its name.
+
+    Seen on 2.11 and 2.13. None for one that is registered already.
+    """
+    entries = importlib.metadata.entry_points(group="torch_dynamo_backends", name=name)
+    return set() if name in _registered else {entry.module for entry in entries}
 
 
 def profiler_is_on() -> bool:

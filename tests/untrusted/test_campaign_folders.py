@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import lzma
 import os
@@ -21,6 +22,7 @@ from shadowrun import limits
 from shadowrun.cli import main as cli
 from shadowrun.cli.main import build_parser, main
 from shadowrun.cli.studies import campaign_findings
+from shadowrun.compiled.compile_spec import CompileSpec
 from shadowrun.errors import DataFileError, UsageError
 from shadowrun.intercept.untrusted.op_allowlist import Refused, check_arguments, depends_on_values
 from shadowrun.limits import ResourceLimits, at_most_free
@@ -47,6 +49,7 @@ from shadowrun.studies.zoo.program import program_of, read_zoo, write_zoo
 from shadowrun.studies.zoo.sources.foreign_graph import Rows, captured, plain
 from shadowrun.studies.zoo.sources.graph_folders import collect_folders
 from shadowrun.studies.zoo.sources.source import LeftOut
+from shadowrun.types import Permissions
 
 PRECIOUS = "precious\n"
 needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
@@ -523,6 +526,25 @@ def test_a_backend_that_only_a_folder_names_is_not_looked_for(capsys):
         assert main(["campaign", *action]) == 2
         assert "module-refused" in (said := capsys.readouterr().err)
         assert "\x1b" not in said
+
+
+def test_imports_do_not_let_a_file_choose_the_backend_of_another_package(tmp_path, monkeypatch, capsys):
+    """Users of a package name its module always."""
+    (tmp_path / "site" / "other-1.0.dist-info").mkdir(parents=True)
+    (tmp_path / "site" / "other-1.0.dist-info" / "METADATA").write_text("Name: other\nVersion: 1.0\n")
+    entry = "[torch_dynamo_backends]\nother = other_module:f\n"
+    (tmp_path / "site" / "other-1.0.dist-info" / "entry_points.txt").write_text(entry)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    folder = folder_of()
+    changed(folder, compile=["other"])
+    assert main(["campaign", "resume", "c", "--import", "json"]) == 2
+    assert "--import other_module. " in capsys.readouterr().err
+    args = argparse.Namespace(target=[], ref=None, imports=["json", "other_module"])
+    campaign_findings.may_start(CampaignFolder.open(folder.path), args)
+    spec = CompileSpec("other", "json", False, True, None, {}, None)
+    with pytest.raises(UsageError, match="--import other_module "):
+        spec.from_file(Permissions(("json",)))
+    assert spec.from_file(Permissions(("json", "other_module"))) == spec
 
 
 def test_a_report_is_of_the_folder():

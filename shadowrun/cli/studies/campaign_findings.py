@@ -34,7 +34,7 @@ def may_start(folder: CampaignFolder, args: argparse.Namespace) -> None:
     Raises:
         PlatformError: A file may not name one, and the user did not.
     """
-    from shadowrun.compiled.torchcompile import OWN_BACKENDS
+    from shadowrun.compiled.torchcompile import OWN_BACKENDS, modules_to_load
     from shadowrun.platforms.untrusted_specs import trusted_spec
 
     s = folder.settings
@@ -43,11 +43,14 @@ def may_start(folder: CampaignFolder, args: argparse.Namespace) -> None:
         trusted_spec(spec, names, simulated=s.simulated)
     trusted_spec(s.ref, names, option="--ref")
     for backend in s.compile:
+        name = backend.partition(":")[0]
         # To look for another one, torch imports what installed packages register under its name.
-        if backend.partition(":")[0] not in OWN_BACKENDS and not args.imports:
+        modules = modules_to_load(name)
+        if name not in OWN_BACKENDS and not (args.imports and modules <= {*args.imports}):
             raise UsageError(
                 f"The backend {ascii(backend)[:80]} of torch.compile is not torch's own, and only the folder names it, "
-                "which may come from another person. If you know what it is, name its module: --import MODULE.",
+                "which may come from another person. If you know what it is, name its module: "
+                f"--import {' --import '.join(sorted(modules)) or 'MODULE'}.",
                 slug="module-refused",
             )
     folder.check_programs()
