@@ -36,7 +36,8 @@ class FileLock:
     """The exclusive right to write a data file.
 
     Raises:
-        DataFileError: In the place of the lock is a link or a folder: two processes would write the file.
+        DataFileError: The lock is a link, a folder or a file that may not be opened: two processes would write the
+            data file.
 
     Attributes:
         path: The file to write: `wanted`, or a name with the process id if another process has `wanted`.
@@ -93,7 +94,7 @@ class FileLock:
                 # Not through a link that another user put there: it would create a file elsewhere.
                 descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
             except OSError as error:
-                if error.errno in _NO_FILE:
+                if error.errno in _NO_FILE or self._is_closed(error):
                     raise self._unusable(error) from error
                 return True  # to open the data file in this folder fails too, with a clear error
             try:
@@ -115,8 +116,13 @@ class FileLock:
             os.close(descriptor)
         return False
 
+    def _is_closed(self, error: OSError) -> bool:
+        """Whether the lock alone may not be opened, so that two processes would write the file."""
+        return error.errno == errno.EACCES and self._file.exists() and os.access(self._file.parent, os.W_OK)
+
     def _unusable(self, error: OSError) -> DataFileError:
-        what = "a folder" if error.errno == errno.EISDIR else "a link, which is not followed"
+        others = {errno.EISDIR: "a folder", errno.EACCES: "a file that you may not open"}
+        what = others.get(error.errno or 0, "a link, which is not followed")
         return DataFileError(
             f"Cannot write the data file {str(self.path)!r}: its lock {self._file.name!r} is {what}. Remove it.",
             slug="data-file-unwritable",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import lzma
 import os
@@ -29,6 +30,7 @@ from shadowrun.limits import ResourceLimits, at_most_free
 from shadowrun.settings import fits_platform
 from shadowrun.store import captured_inputs
 from shadowrun.store.atomic_write import atomic_write
+from shadowrun.store.lock import FileLock
 from shadowrun.studies.campaign import engine
 from shadowrun.studies.campaign.campaign_folder import CHUNK, CampaignFolder, CampaignSettings
 from shadowrun.studies.campaign.causes.cause_report import CauseFile, read_causes, write_cause
@@ -526,6 +528,20 @@ def test_a_backend_that_only_a_folder_names_is_not_looked_for(capsys):
         assert main(["campaign", *action]) == 2
         assert "module-refused" in (said := capsys.readouterr().err)
         assert "\x1b" not in said
+
+
+def test_a_lock_that_may_not_be_opened_is_an_error(tmp_path, monkeypatch):
+    """An archive carries a file of mode 000, which only root opens."""
+    lock = tmp_path / "x.shadowrun-lock"
+    monkeypatch.setattr(os, "open", lambda path, *_: raised(PermissionError(errno.EACCES, "no", path)))
+    assert not FileLock(tmp_path / "x.shadowrun").contested  # the folder has none: it may not be written
+    lock.write_bytes(b"")
+    with pytest.raises(DataFileError, match="may not open"):
+        FileLock(tmp_path / "x.shadowrun")
+
+
+def raised(error):
+    raise error
 
 
 def test_imports_do_not_let_a_file_choose_the_backend_of_another_package(tmp_path, monkeypatch, capsys):
