@@ -238,7 +238,6 @@ def _check_journals(path: Path) -> None:
         file.seek(max(0, n_bytes - len(_JOURNAL_MAGIC)))
         if file.read() == _JOURNAL_MAGIC and n_bytes >= _MIN_WITH_NAME:
             raise sqlite3.DatabaseError(f"its journal {journal.name!r} names another file")
-        file.seek(0)
         if _has_other_modes(file):
             raise sqlite3.DatabaseError(f"its journal {journal.name!r} gives it a write-ahead log")
 
