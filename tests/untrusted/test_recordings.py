@@ -506,6 +506,22 @@ def test_a_grid_is_not_written_through_links():
     assert {p.name for p in folder.iterdir()} >= {FILE, "threads-1.shadowrec"}
 
 
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_recording_that_was_there_is_not_read_as_that_of_a_process(is_link):
+    """A process that fails early writes none."""
+    from shadowrun.studies.determinism.processes import record_once
+
+    folder = Path("kept")
+    folder.mkdir()
+    there = folder / "threads=default.run=000.shadowrec"
+    write("a.shadowrec" if is_link else str(there), **whole())
+    if is_link:
+        there.symlink_to(Path("a.shadowrec").absolute())
+    run = record_once(["missing.py"], folder, 0, 0)
+    assert (run.path, run.status) == (None, 2)
+    assert Path("a.shadowrec").exists() == is_link
+
+
 def test_a_recording_without_its_header_is_named(capsys):
     """It was taken for a file of another kind: "give two recordings, or two data files"."""
     write("a.shadowrec", **whole())

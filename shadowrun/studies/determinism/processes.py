@@ -71,6 +71,8 @@ def record_once(program: Sequence[str], folder: Path, threads: int, number: int)
     """
     count = "default" if threads == DEFAULT_THREADS else str(threads)
     path = folder / f"threads={count}.run={number:03}.shadowrec"
+    # The recording of an earlier command, or a link of anyone's, must not count where this process writes none.
+    path.unlink(missing_ok=True)
     # On small inputs MKL would use fewer threads than it was set to.
     variables = dict.fromkeys(_THREAD_VARIABLES, str(threads)) | {"MKL_DYNAMIC": "FALSE"} if threads else {}
     done = subprocess.run(  # noqa: S603 - the user's own program
