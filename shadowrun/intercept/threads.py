@@ -82,8 +82,12 @@ class UntrackedThreads:
 
     def update(self, followed: Container[int]) -> None:
         """See which threads there are now."""
+        # Not as a name here: this frame is one of them, and would keep itself and what its callers hold.
+        self._look(followed, sys._current_frames())
+
+    def _look(self, followed: Container[int], frames: dict[int, FrameType]) -> None:
         known = {t.ident: t for t in threading.enumerate() if t.ident is not None}
-        frames, compiling = sys._current_frames(), torch_compiler.compiling_threads()
+        compiling = torch_compiler.compiling_threads()
         # `threading` knows no thread that C++ or `_thread` has started; the frames show these.
         for ident in (*known, *(frames.keys() - known.keys())):  # in the order in which they were started
             thread = known.get(ident)

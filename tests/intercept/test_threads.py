@@ -1,10 +1,12 @@
 """Threads that the program starts: seen while the block runs, unchanged, and named where they cannot be seen."""
 
 import _thread
+import gc
 import json
 import sys
 import threading
 import types
+import weakref
 from _thread import start_new_thread
 from concurrent.futures import ThreadPoolExecutor
 
@@ -322,6 +324,23 @@ def test_raw_threads_that_cannot_be_followed_are_named():
     assert "1 thread was running" in note
     assert "my_raw_work (test_threads.py:" in note
     assert "MainThread" not in note
+
+
+def test_what_a_function_holds_is_freed_when_it_returns(clean_sim):
+    """The frames of all threads were looked at in a frame that kept itself, until Python's collector came."""
+
+    def step():
+        x = torch.ones(3)
+        with shadowrun.compare("sim"):
+            x + 1
+        return weakref.ref(x)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert step()() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("how", ["pool", "raw"])
