@@ -18,7 +18,7 @@ from shadowrun.studies.sweep.rebuild_case import Sampler
 from shadowrun.studies.sweep.run_case import CaseRunner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from shadowrun.studies.isolation.worker_side import Channel
     from shadowrun.studies.sweep.inputs import Sample
@@ -66,25 +66,49 @@ class _Worker:
         name, dtype, done = task["operator"], task["dtype"], {tuple(d) for d in task["done"]}
         sampler = Sampler(name, dtype, self._seed, self._limit)
         for part in map(Part, task["parts"]):
-            seen: set[Any] = set()
-            n_duplicates = 0
-            try:
-                cases = list(self._cases(name, part, task["calls"], sampler))
-            except Exception as error:  # of the sample functions of the database
-                text = f"{type(error).__name__}: {error}"[:300]
-                self._channel.step.begin([part, -1, ""])
-                self._end([part, -1, ""], CaseFinding(Kind.HARNESS, "", "", "", "its inputs cannot be made", text))
-                cases = []
-            for number, sample in cases:
-                # `out=` has the right shape for even samples and is empty for odd ones.
-                identity = key(sample), part is Part.OUT and number % 2
-                if identity in seen and part not in PROBES:  # probes may have equal descriptions and different values
-                    n_duplicates += 1
-                    continue
-                seen.add(identity)
-                if (part, number) not in done:
-                    self._case(name, part, number, sample)
+            if task["calls"] is None:
+                n_duplicates = self._samples(name, part, sampler, done)
+            else:  # each is there once
+                n_duplicates = 0
+                for number, text in enumerate(task["calls"]):
+                    if (part, number) not in done:
+                        self._call(name, part, number, text)
             self._channel.send({"part": part, "duplicates": n_duplicates})
+
+    def _samples(self, name: str, part: Part, sampler: Sampler, done: set[Any]) -> int:
+        """Run the samples of the database that are not done; returns how many repeat another."""
+        try:
+            cases = list(sampler.samples(part))
+        except Exception as error:  # of its sample functions
+            self._channel.step.begin([part, -1, ""])
+            self._not_made([part, -1, ""], error)
+            return 0
+        seen: set[Any] = set()
+        n_duplicates = 0
+        for number, sample in cases:
+            # `out=` has the right shape for even samples and is empty for odd ones.
+            identity = key(sample), part is Part.OUT and number % 2
+            if identity in seen and part not in PROBES:  # probes may have equal descriptions and different values
+                n_duplicates += 1
+                continue
+            seen.add(identity)
+            if (part, number) not in done:
+                self._case(name, part, number, sample)
+        return n_duplicates
+
+    def _call(self, name: str, part: Part, number: int, text: str) -> None:
+        """Run a recorded call, whose inputs are made here: those of a few calls may have more than all of memory."""
+        case = [part, number, text[:300]]
+        # In hand before they are made: a process that ends in that is the outcome of this call alone.
+        self._channel.step.begin(case)
+        try:
+            sample = recorded_calls.sample(name, text, self._seed)
+        except recorded_calls.UnreadableCall as error:
+            self._end(case, CaseFinding(Kind.HARNESS, explanation="not readable", message=str(error)))
+        except Exception as error:  # a fault of shadowrun must not end the sweep
+            self._not_made(case, error)
+        else:
+            self._case(name, part, number, sample)
 
     def _case(self, name: str, part: Part, number: int, sample: Sample) -> None:
         case = [part, number, printed(sample)]
@@ -107,15 +131,6 @@ class _Worker:
         self._channel.send({"case": case, "findings": [dataclasses.astuple(f) for f in findings]})
         self._channel.step.end()
 
-    def _cases(self, name: str, part: Part, calls: list[str] | None, sampler: Sampler) -> Iterator[tuple[int, Sample]]:
-        """Samples of a part, with their numbers."""
-        if calls is not None:
-            for number, text in enumerate(calls):
-                try:
-                    yield number, recorded_calls.sample(name, text, self._seed)
-                except recorded_calls.UnreadableCall as error:
-                    case = [part, number, text[:300]]
-                    self._channel.step.begin(case)
-                    self._end(case, CaseFinding(Kind.HARNESS, explanation="not readable", message=str(error)))
-            return
-        yield from sampler.samples(part)
+    def _not_made(self, case: list[Any], error: Exception) -> None:
+        text = f"{type(error).__name__}: {error}"[:300]
+        self._end(case, CaseFinding(Kind.HARNESS, "", "", "", "its inputs cannot be made", text))

@@ -7,7 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,10 +20,12 @@ from shadowrun.errors import PlatformError
 from shadowrun.sim import CATALOGUE, FATAL
 from shadowrun.studies.isolation import process
 from shadowrun.studies.isolation.pool import Limits
-from shadowrun.studies.sweep.cases import FAILURES, Kind, Part, Support
+from shadowrun.studies.sweep import recorded_calls, worker
+from shadowrun.studies.sweep.cases import FAILURES, Kind, Part, Support, Task
 from shadowrun.studies.sweep.coverage_file import CoverageFile
+from shadowrun.studies.sweep.inputs import leaves
 from shadowrun.studies.sweep.reports.support import SupportTable
-from shadowrun.studies.sweep.run_sweep import SweepRequest, plan, sweep
+from shadowrun.studies.sweep.run_sweep import Plan, SweepRequest, plan, sweep
 
 LIMITS = Limits(300.0, 4 << 30)
 """So much that no machine is too slow for a case that ends."""
@@ -229,6 +234,48 @@ def test_only_what_a_run_called(tmp_path):
     assert blamed(table) == {"aten::gelu": {(Kind.MISMATCH, "aten::gelu")}}
     (gelu,) = (o for o in table.operators if o.failing)
     assert gelu.failing[0].inputs.endswith("f32[4, 4]")
+
+
+def calls_swept(path, texts, limits=LIMITS):
+    """Sweep calls of one operator; gives kind and explanation of each case by its number."""
+    calls = {("aten::logical_not", "bool"): texts}
+    planned = Plan((Task(*next(iter(calls)), (Part.FORWARD,)),), calls)
+    wanted = SweepRequest("sim", flaws=())
+    assert sweep(wanted, planned, path, jobs=1, limits=limits, on_result=lambda *_: None, on_task=lambda _: None)
+    file = CoverageFile.open(path)
+    found = {case.sample: (o.kind, *(f.explanation for f in o.findings)) for case, o in file.results()}
+    file.close()
+    return found
+
+
+def test_a_call_whose_inputs_take_all_memory_costs_no_other_call(tmp_path):
+    """Inputs of all calls were made before the first ran: three processes ended, and the operator had no result."""
+    texts = ["b8[2]", "b8[400000000]", "b8[3]", "b8[nothing]"]
+    found = calls_swept(tmp_path / "x", texts, Limits(300.0, 600 << 20))
+    ended = (Kind.HARNESS, "on the reference: out of memory, more than 0.586 GiB")
+    assert found == {0: (Kind.PASS,), 1: ended, 2: (Kind.PASS,), 3: (Kind.HARNESS, "not readable")}
+    assert calls_swept(tmp_path / "x", texts) == found
+
+
+def test_inputs_of_one_call_exist_at_a_time(monkeypatch, clean_sim):
+    made, at_once = [], []
+    sample = recorded_calls.sample
+
+    def noted(*args):
+        at_once.append(sum(t() is not None for t in made))
+        new = sample(*args)
+        made.extend(map(weakref.ref, leaves(new.args)))
+        return new
+
+    monkeypatch.setattr(recorded_calls, "sample", noted)
+    channel = SimpleNamespace(step=Mock(), send=Mock())
+    settings = {"target": "sim", "ref": "cpu", "flaws": None, "database": False, "seed": 0, "samples": None}
+    run = worker.start(settings | {"threads": torch.get_num_threads(), "call_limit_s": 60.0}, channel)
+    task = {"operator": "aten::logical_not", "dtype": "bool", "parts": ["forward"], "done": [["forward", 1]]}
+    run(task | {"calls": ["b8[2]", "b8[3]", "b8[4]", "b8[5]"]})
+    cases = [line["case"][:2] for ((line,), _) in channel.send.call_args_list if "case" in line]
+    assert cases == [["forward", 0], ["forward", 2], ["forward", 3]]
+    assert at_once == [0, 0, 0]
 
 
 def test_flaws_that_end_the_process_are_in_no_list():
