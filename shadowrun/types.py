@@ -305,13 +305,11 @@ class Permissions:
     """What a data file may start and import: see docs/security.md.
 
     Attributes:
-        names: Platforms and modules that the user has named.
+        names: Platforms that the user has named; other names are none of a platform.
+        imports: Modules that the user has named, and functions of modules, ``module:function``.
         modules: Whether all modules may be imported, since the run was recorded by this process.
     """
 
     names: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
     modules: bool = False
-
-    def has_module(self, name: str) -> bool:
-        """Whether a module may be imported."""
-        return self.modules or name in self.names

@@ -100,7 +100,8 @@ class CompileSpec:
             *compile_spec.module.split("."),
             *([compile_spec.name] if compile_spec.is_function and compile_spec.importable else []),
         ]
-        if compile_spec.module and not all(n.isidentifier() and not keyword.iskeyword(n) for n in names):
+        has_names = compile_spec.module or compile_spec.is_function
+        if has_names and not all(n.isidentifier() and not keyword.iskeyword(n) for n in names):
             raise ValueError(f"{compile_spec.module} {compile_spec.name}")  # it would become a line of a script
         return compile_spec
 
@@ -135,27 +136,36 @@ class CompileSpec:
             allowed: What the user named.
 
         Raises:
-            UsageError: It would import a module that the user did not name, or there is no such mode.
+            UsageError: It would import a module or call a function that the user did not name, or there is no such
+                mode.
         """
         words = ("", "default", "max-autotune", "max-autotune-no-cudagraphs", "reduce-overhead")
         if (self.mode or "") not in words:
             raise UsageError(f"There is no mode {ascii(self.mode)[:80]} of torch.compile.", slug="no-repro")
-        # The import of a module that the user named does not stop torch from looking for the name in other packages.
-        needed = {self.module, *(() if self.is_function else torchcompile.modules_to_load(self.name))}
-        if not self.is_function and self.name in torchcompile.OWN_BACKENDS:
-            compile_spec = replace(self, module="")  # torch knows where it is
-        elif self.module and all(map(allowed.has_module, needed)):
-            compile_spec = self
-        else:
-            module = ascii(min(n for n in needed if not n or not allowed.has_module(n)) or "MODULE")[1:-1][:200]
+        is_own = not self.is_function and self.name in torchcompile.OWN_BACKENDS
+        compile_spec = replace(self, module="") if is_own else self  # torch knows where it is
+        if allowed.modules:
+            # In the process that recorded the run the options are those of the program, not of a file.
+            return compile_spec
+        missing = [] if is_own else sorted(name for name in self._brought_by() if name not in allowed.imports)
+        if missing:
+            what = ascii(missing[0] or "MODULE")[1:-1][:200]
             raise UsageError(
-                f"The backend {ascii(self.name)[:80]} is in module {module}, and only the data file names it, which "
-                "may come from another person: it is not imported. If you know what it is, name it: "
-                f"--import {module} (in Python: allow=[{module!r}]).",
+                f"The backend {ascii(self.name)[:80]} is in module {what.partition(':')[0]}, and only the data file "
+                "names it, which may come from another person: it is not imported. If you know what it is, name it: "
+                f"--import {what} (in Python: allow=[{what!r}]).",
                 slug="module-refused",
             )
-        # In the process that recorded the run the options are those of the program, not of a file.
-        return compile_spec if allowed.modules else compile_spec._with_known_options()
+        return compile_spec._with_known_options()
+
+    def _brought_by(self) -> set[str]:
+        """What the user has to name: the function, or the modules that torch has the name from or would look in."""
+        if self.is_function:
+            # Not its module alone: a file could choose any function there, `os.system` among them.
+            self.refuse_what_cannot_be_imported()
+            return {f"{self.module}:{self.name}"}
+        # The import of a module that the user named does not stop torch from looking for the name in other packages.
+        return {self.module, *torchcompile.modules_of_backend(self.name)}
 
     def _with_known_options(self) -> CompileSpec:
         """The same with the options that a file may set: others name compilers, folders and remote caches."""

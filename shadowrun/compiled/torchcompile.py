@@ -32,7 +32,7 @@ __all__ = [
     "mark_boxed",
     "modes",
     "module_of",
-    "modules_to_load",
+    "modules_of_backend",
     "no_modes",
     "own_tracing_context",
     "patched_attribute",
@@ -437,13 +437,15 @@ def module_of(resolve_backend: Compiler) -> str:
     return str(getattr(getattr(resolve_backend, "compiler_fn", None), "__module__", ""))
 
 
-def modules_to_load(name: str) -> set[str]:
-    """Modules that torch imports to find a backend: those of packages with an entry point of its name.
+def modules_of_backend(name: str) -> set[str]:
+    """The module that has registered a backend; those of packages with an entry point of its name, if none has.
 
-    Seen on 2.11 and 2.13. None for one that is registered already.
+    Seen on 2.11 and 2.13: torch imports the latter to find it.
     """
-    entries = importlib.metadata.entry_points(group="torch_dynamo_backends", name=name)
-    return set() if name in _registered else {entry.module for entry in entries}
+    torch.compiler.list_backends()  # torch registers its own, such as `tvm`, which imports a package, when first asked
+    if name in _registered:
+        return {str(getattr(_registered[name], "__module__", ""))}
+    return {entry.module for entry in importlib.metadata.entry_points(group="torch_dynamo_backends", name=name)}
 
 
 def profiler_is_on() -> bool:

@@ -51,15 +51,15 @@ def import_plugins(modules: Iterable[str], *, inherit: bool = False) -> None:
     """Import modules, also from the working directory, as ``python -m`` does.
 
     Args:
-        modules: Their names.
+        modules: Their names; a function may follow, ``module:function``, which says that a file may name it.
         inherit: Processes that are started from here import them too, by `import_inherited`.
 
     Raises:
         UsageError: One cannot be imported.
     """
-    names = list(modules)
+    words = list(modules)
     here = os.getcwd()  # noqa: PTH109 - an entry of sys.path
-    for name in names:
+    for name in (word.partition(":")[0] for word in words):
         # Not for an installed one: what it imports if it is there, and torch's extensions, could be a file of this
         # folder, which may be anyone's.
         added = here not in sys.path and not _is_installed(name)
@@ -71,9 +71,9 @@ def import_plugins(modules: Iterable[str], *, inherit: bool = False) -> None:
         finally:
             if added:  # the program that is run later does not see it
                 sys.path.remove(here)
-    if inherit and names:
+    if inherit and words:
         # By the environment, since processes of the command start without its arguments.
-        os.environ[_INHERITED] = " ".join(names)
+        os.environ[_INHERITED] = " ".join(words)
 
 
 def _is_installed(name: str) -> bool:

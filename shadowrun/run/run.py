@@ -366,7 +366,7 @@ class Run:
         minimise: bool = True,
         time_limit_s: float = 30.0,
         call: int | None = None,
-        allow: Iterable[str] | str = (),
+        allow: Iterable[str] | str | Permissions = (),
     ) -> Repro:
         """Write a script that shows one finding: a few lines of plain torch, its inputs, and the versions.
 
@@ -380,7 +380,8 @@ class Run:
             time_limit_s: Seconds that this may take.
             call: Number of the call whose inputs are used, one of `captured`; by default the finding's first.
             allow: Platforms and modules that the data file names and that may be started and imported, as it names
-                them: a data file may come from another person. Not needed in the process that made the run.
+                them, and functions that are backends, ``module:function``: a data file may come from another person.
+                Not needed in the process that made the run.
 
         Raises:
             UsageError: No script can show it, or no inputs were captured.
@@ -402,7 +403,7 @@ class Run:
         with contextlib.nullcontext() if allowed.modules else bounded_memory():
             return write_script(self._data, finding, record, folder, ReproOptions(minimise, time_limit_s, allowed))
 
-    def explain(self, call: int, *, allow: Iterable[str] | str = ()) -> Explanation:
+    def explain(self, call: int, *, allow: Iterable[str] | str | Permissions = ()) -> Explanation:
         """The rung of the ladder that decided on a call, with its figures.
 
         If the inputs of the call were captured, it runs and is judged again, and the judge's steps are listed.
@@ -427,11 +428,13 @@ class Run:
         kept = call in self.captured() and not record.call.op.startswith(REGION)
         return explain(self._data, record, kept=kept, allowed=self._allowed(allow))
 
-    def _allowed(self, names: Iterable[str] | str) -> Permissions:
+    def _allowed(self, names: Iterable[str] | str | Permissions) -> Permissions:
         """Platforms and modules that may be started and imported: those of this process, and the named ones."""
         own = self._allowed_by_process()
-        named = (names,) if isinstance(names, str) else tuple(names)
-        return dataclasses.replace(own, names=(*own.names, *named))
+        if not isinstance(names, Permissions):
+            words = (names,) if isinstance(names, str) else tuple(names)
+            names = Permissions(words, words)  # a name may be of either
+        return dataclasses.replace(own, names=(*own.names, *names.names), imports=names.imports)
 
     def _allowed_by_process(self) -> Permissions:
         """Nothing for a run that was read from a file: another person may have written it."""

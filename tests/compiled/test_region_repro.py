@@ -77,12 +77,13 @@ def test_the_command_writes_it_and_the_script_runs_in_a_process_of_its_own(tmp_p
     model, x = models.make("gated")
     with regions.compare(file=".shadowrun"):
         torch.compile(model, backend=faulty.tanh_is_wrong)(x)
-    # The module of a backend is imported where a person names it, not for a file that does.
-    assert main(["repro"]) == 2
-    out = capsys.readouterr().out
-    assert "is in module tests.compiled.faulty, and only the data file names it" in out
-    assert not Path("repro").exists()
-    assert main(["repro", "--import", "tests.compiled.faulty"]) == 0
+    # A backend is called where a person names it, not for a file that does.
+    for words in ([], ["--import", "tests.compiled.faulty"]):
+        assert main(["repro", *words]) == 2
+        out = capsys.readouterr().out
+        assert "is in module tests.compiled.faulty, and only the data file names it" in out
+        assert not Path("repro").exists()
+    assert main(["repro", "--import", "tests.compiled.faulty:tanh_is_wrong"]) == 0
     out = capsys.readouterr().out
     script = Path("repro") / "01-compiled-graph-0-mismatch" / "repro.py"
     assert f"1. mismatch compiled::graph 0: {script} (f32[1, 1]), exits 1 here" in out
@@ -109,7 +110,7 @@ def test_the_script_shows_the_fault_and_nothing_once_it_is_mended(tmp_path, monk
     assert not any(of.values())
     assert len(list((tmp_path / "run.shadowrun.tensors").iterdir())) == 1  # of two calls
     stream = torch.get_rng_state()
-    named = ["tests.compiled.faulty"]
+    named = ["tests.compiled.faulty:planted_fault"]
     made = run.repro(finding, tmp_path / "repro", time_limit_s=20, allow=named)
     assert torch.equal(torch.get_rng_state(), stream)
     assert made.shows_fault is True, made

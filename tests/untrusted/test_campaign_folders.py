@@ -12,11 +12,13 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._dynamo.backends import registry
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shadowrun import limits
@@ -559,8 +561,52 @@ def test_imports_do_not_let_a_file_choose_the_backend_of_another_package(tmp_pat
     campaign_findings.may_start(CampaignFolder.open(folder.path), args)
     spec = CompileSpec("other", "json", False, True, None, {}, None)
     with pytest.raises(UsageError, match="--import other_module "):
-        spec.from_file(Permissions(("json",)))
-    assert spec.from_file(Permissions(("json", "other_module"))) == spec
+        spec.from_file(Permissions(imports=("json",)))
+    assert spec.from_file(Permissions(imports=("json", "other_module"))) == spec
+
+
+def test_imports_do_not_let_a_file_choose_a_backend_of_torch_that_imports_another_package(capsys):
+    folder = folder_of()
+    changed(folder, compile=["tvm"])
+    assert main(["campaign", "resume", "c", "--import", "json"]) == 2
+    assert "--import torch._dynamo.backends.tvm. " in capsys.readouterr().err
+    with pytest.raises(UsageError, match=r"--import torch\._dynamo\.backends\.tvm "):
+        CompileSpec("tvm", "json", False, True, None, {}, None).from_file(Permissions(imports=("json",)))
+    changed(folder, compile=["no_backend"])
+    assert main(["campaign", "resume", "c", "--import", "json"]) == 2
+    assert "--import MODULE. " in capsys.readouterr().err
+
+
+def test_a_package_that_was_named_stands_for_its_modules(monkeypatch):
+    def compiler():
+        """In a module of the package `vendor`, whose import registered it."""
+
+    compiler.__module__ = "vendor.backend"
+    monkeypatch.setitem(registry._COMPILER_FNS, "vendored", compiler)
+    folder = folder_of()
+    changed(folder, compile=["vendored"])
+    folder = CampaignFolder.open(folder.path)
+    campaign_findings.may_start(folder, argparse.Namespace(target=[], ref=None, imports=["vendor"]))
+    with pytest.raises(UsageError, match=r"--import vendor\.backend\."):
+        campaign_findings.may_start(folder, argparse.Namespace(target=[], ref=None, imports=["vend"]))
+
+
+def test_a_file_chooses_no_function_of_a_module_that_was_named():
+    """With `--import os`, a file would have called `os.system`; a platform's name is no module's."""
+    spec = CompileSpec("system", "os", True, True, None, {}, None)
+    for allowed in (Permissions(), Permissions(imports=("os",)), Permissions(("os", "os:system"))):
+        with pytest.raises(UsageError, match=r"--import os:system \(in Python: allow=\['os:system'\]\)"):
+            spec.from_file(allowed)
+    assert spec.from_file(Permissions(imports=("os:system",))) == spec
+    registered = CompileSpec("other", "npu", False, True, None, {}, None)
+    with pytest.raises(UsageError, match="--import npu "):
+        registered.from_file(Permissions(("npu",)))
+    assert registered.from_file(Permissions(imports=("npu",))) == registered
+    with pytest.raises(UsageError, match="cannot import the backend"):
+        replace(spec, name="a; b", importable=False).from_file(Permissions(imports=("os",)))
+    for module in ("", "os"):
+        with pytest.raises(ValueError, match="a; b"):
+            CompileSpec.from_text(replace(spec, name="a; b", module=module).text())
 
 
 def test_a_report_is_of_the_folder():
@@ -710,7 +756,7 @@ def test_settings_of_a_platform_are_no_set_of_characters():
 
 def test_the_user_may_name_a_backend():
     folder = folder_of(compile=("tvm",))
-    args = build_parser().parse_args(["campaign", "resume", "c", "--import", "json"])
+    args = build_parser().parse_args(["campaign", "resume", "c", "--import", "torch._dynamo.backends.tvm"])
     campaign_findings.may_start(folder, args)
     with pytest.raises(UsageError, match="module"):
         campaign_findings.may_start(folder, build_parser().parse_args(["campaign", "resume", "c"]))

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from shadowrun.repro import Repro
     from shadowrun.run import Run
     from shadowrun.studies.sweep.sweep_findings import SweepFinding
+    from shadowrun.types import Permissions
 
 __all__ = ["add_arguments", "named_platforms", "print_script", "run"]
 
@@ -137,7 +138,6 @@ def _run_of_sweep(args: argparse.Namespace) -> int:
     from shadowrun.studies.sweep.rebuild_case import Origin
     from shadowrun.studies.sweep.scripts import write_script
     from shadowrun.studies.sweep.sweep_findings import findings_of_sweep
-    from shadowrun.types import Permissions
 
     file = CoverageFile.open(Path(args.data))
     try:
@@ -153,7 +153,7 @@ def _run_of_sweep(args: argparse.Namespace) -> int:
     allow = named_platforms(args, info.target_fingerprint.get("platform", info.target.partition(" (")[0]), info.ref)
 
     def write(number: str, folder: Path) -> Repro:
-        wanted = ReproOptions(not args.no_minimise, args.time_limit, Permissions(allow))
+        wanted = ReproOptions(not args.no_minimise, args.time_limit, allow)
         return write_script(found[int(number) - 1], info, origin, folder, wanted)
 
     shown = {str(n): found[n - 1] for n in chosen}
@@ -161,9 +161,10 @@ def _run_of_sweep(args: argparse.Namespace) -> int:
     return _write(args, titles, {n: f.kind for n, f in shown.items()}, write)
 
 
-def named_platforms(args: argparse.Namespace, target: str, ref: str) -> tuple[str, ...]:
+def named_platforms(args: argparse.Namespace, target: str, ref: str) -> Permissions:
     """Platforms and modules that the user named on the command line, so that the file may start them."""
     from shadowrun.platforms.untrusted_specs import spec_of_user
+    from shadowrun.types import Permissions
 
     named = (("--target", args.target, target), ("--ref", args.ref, ref))
     for option, name, platform in named:
@@ -172,7 +173,9 @@ def named_platforms(args: argparse.Namespace, target: str, ref: str) -> tuple[st
             raise UsageError(
                 f"{option} {name!r} is not the platform of {args.data!r}, which is {platform!r}.", slug="bad-option"
             )
-    return (*(name for _, name, _ in named if name is not None), *args.imports)
+    # A module may name a platform, and not the other way round: `--target npu` is no `--import npu`.
+    names = (*(name for _, name, _ in named if name is not None), *args.imports)
+    return Permissions(names, tuple(args.imports))
 
 
 def _list(found: list[SweepFinding], data: str) -> None:

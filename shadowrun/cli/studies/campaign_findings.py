@@ -34,7 +34,7 @@ def may_start(folder: CampaignFolder, args: argparse.Namespace) -> None:
     Raises:
         PlatformError: A file may not name one, and the user did not.
     """
-    from shadowrun.compiled.torchcompile import OWN_BACKENDS, modules_to_load
+    from shadowrun.compiled.torchcompile import OWN_BACKENDS, modules_of_backend
     from shadowrun.platforms.untrusted_specs import trusted_spec
 
     s = folder.settings
@@ -44,13 +44,16 @@ def may_start(folder: CampaignFolder, args: argparse.Namespace) -> None:
     trusted_spec(s.ref, names, option="--ref")
     for backend in s.compile:
         name = backend.partition(":")[0]
-        # To look for another one, torch imports what installed packages register under its name.
-        modules = modules_to_load(name)
-        if name not in OWN_BACKENDS and not (args.imports and modules <= {*args.imports}):
+        if name in OWN_BACKENDS:
+            continue
+        # A module that was named has registered it, or is where torch looks for it; a package stands for its modules.
+        modules = modules_of_backend(name)
+        missing = sorted(m for m in modules if not any(f"{m}.".startswith(f"{n}.") for n in args.imports))
+        if missing or not modules:
             raise UsageError(
                 f"The backend {ascii(backend)[:80]} of torch.compile is not torch's own, and only the folder names it, "
                 "which may come from another person. If you know what it is, name its module: "
-                f"--import {' --import '.join(sorted(modules)) or 'MODULE'}.",
+                f"--import {' --import '.join(missing) or 'MODULE'}.",
                 slug="module-refused",
             )
     folder.check_programs()
