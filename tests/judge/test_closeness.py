@@ -1,6 +1,5 @@
 """What passes without the oracle is rounding; what is none goes on to the oracle."""
 
-import functools
 import math
 from dataclasses import replace
 
@@ -19,11 +18,9 @@ from shadowrun.judge.rounding.closeness import (
     FEW_ULP,
     MAX_TERMS,
     ClosenessCheck,
-    allowed_ulp,
-    needs_judge,
-    squared_arguments,
-    sum_tolerance,
+    are_close,
 )
+from shadowrun.numerics.device_statistics import PendingStatistics
 from shadowrun.numerics.diff import diff
 from shadowrun.numerics.input_roundings import to_tf32
 from tests.case_kit import make_case
@@ -468,6 +465,12 @@ FLOATS = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
 
+def stays_on_the_device(case):
+    pending = PendingStatistics()
+    pending.add(case.actual[0], case.expected[0])
+    return are_close(case, dict(enumerate(pending.fetch())), MANY_BYTES)
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.data(), FLOATS, st.sampled_from([5, 200]))
 def test_what_stays_on_the_device_is_close(data, dtype, n):
@@ -481,31 +484,36 @@ def test_what_stays_on_the_device_is_close(data, dtype, n):
     steps = torch.tensor(data.draw(st.lists(st.integers(-6, 6), min_size=1, max_size=n)), dtype=BITS[dtype])
     other.view(BITS[dtype])[: len(steps)] += steps
     other[data.draw(st.integers(0, n - 1))] *= data.draw(st.sampled_from([1, -1]))
-    most = allowed_ulp("aten::mm", other, 0, {})
-    if not bool(needs_judge(other, base, most, by_rows=False)):
-        one = make_case(aten.mm.default, torch.mm, torch.ones(1, 1), torch.ones(1, 1))
-        case = replace(one, actual=(other,), expected=(base,))
-        assert torch.equal(base.view(BITS[dtype]), other.view(BITS[dtype])) or screened(case).status is Status.MATCH
+    one = make_case(aten.mm.default, torch.mm, torch.ones(n, 1), torch.ones(1, 1))
+    case = replace(one, actual=(other.view(n, 1),), expected=(base.view(n, 1),))
+    close = torch.equal(base.view(BITS[dtype]), other.view(BITS[dtype])) or screened(case) is not None
+    assert stays_on_the_device(case) == close
+
+
+@pytest.mark.parametrize("value", [1.0, 2.0, 2.0**-126, 3e38])
+def test_another_sign_is_never_close(make_case, value):
+    x = torch.full((4,), value)
+    # 2.0 and -2.0 are 2**31 numbers apart, which wraps to a negative int32.
+    assert not stays_on_the_device(make_case(aten.sin.default, lambda x: -x.sin().div(x.sin()).mul(value), x))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sums_that_cancel_stay_on_the_device_and_coarse_ones_leave_it(dtype):
+def test_sums_that_cancel_stay_on_the_device_and_coarse_ones_leave_it(make_case, dtype):
     a, b = normal(64, 512, dtype=dtype), normal(512, 64, dtype=dtype, seed=1)
-    wide = (a.double() @ b.double()).to(dtype)
-    squared = torch.mm(*squared_arguments(["self", "mat2"], (a, b), {})[0])
-    tolerance = sum_tolerance(squared, wide, 512)
-    in_order = term_by_term(a.float(), b.float()).to(dtype)
-    far = functools.partial(needs_judge, expected=wide, most=allowed_ulp("aten::mm", wide, 0, {}), by_rows=False)
-    assert dtype is torch.bfloat16 or far(in_order)
-    assert not far(in_order, tolerance=tolerance)
-    assert far(in_order * (1.0001 if dtype is torch.float32 else 1.01), tolerance=tolerance)
-    assert far(
-        (to_tf32(a.float()) @ to_tf32(b.float())).to(dtype) if dtype is torch.float32 else in_halves(a, b),
-        tolerance=tolerance,
-    )
+
+    def stays(compute):
+        case = make_case(aten.mm.default, compute, a, b)
+        return stays_on_the_device(replace(case, expected=((a.double() @ b.double()).to(dtype),)))
+
+    def in_order(a, b):
+        return term_by_term(a.float(), b.float()).to(dtype)
+
+    assert stays(in_order)
+    assert not stays(lambda a, b: in_order(a, b) * (1.0001 if dtype is torch.float32 else 1.01))
+    coarse = (lambda a, b: to_tf32(a) @ to_tf32(b)) if dtype is torch.float32 else in_halves
+    assert not stays(coarse)
     # A common factor within the tolerance of each element.
-    assert dtype is torch.bfloat16 or far(wide * (1 + 2.0**-20), tolerance=tolerance)
-    assert sum_tolerance(squared, wide, MAX_TERMS + 1) is None
+    assert dtype is torch.bfloat16 or not stays(lambda a, b: (a.double() @ b.double() * (1 + 2.0**-20)).float())
 
 
 def in_halves(a, b):
@@ -513,12 +521,26 @@ def in_halves(a, b):
     return a[:, :256] @ b[:256] + a[:, 256:] @ b[256:]
 
 
-def test_bias_of_sixteen_bits_leaves_the_device():
+@pytest.mark.parametrize("op", [aten.relu.default, aten.exp.default])
+def test_an_operator_with_a_bound_of_its_own_is_held_to_it(make_case, op):
+    x = normal(256).abs()
+    bound = {aten.relu.default: 0, aten.exp.default: 4}[op]
+    for steps in (1, 5):
+
+        def off(x, steps=steps):
+            out = op(x)
+            out.view(torch.int32).add_(steps)
+            return out
+
+        assert stays_on_the_device(make_case(op, off, x)) == (steps <= bound)
+
+
+def test_bias_of_sixteen_bits_leaves_the_device(make_case):
     x = normal(4096, dtype=torch.bfloat16).abs()
     down = x.clone()
     down.view(torch.int16)[::2] -= 1
     mixed = x.clone()
     mixed.view(torch.int16)[::2] += torch.tensor([1, -1], dtype=torch.int16).repeat(1024)
-    assert needs_judge(down, x, 1, by_rows=False)
-    assert not needs_judge(mixed, x, 1, by_rows=False)
-    assert needs_judge(mixed, x, 1, by_rows=True)
+    case = make_case(aten.silu.default, aten.silu.default, x)
+    assert not stays_on_the_device(replace(case, actual=(down,), expected=(x,)))
+    assert stays_on_the_device(replace(case, actual=(mixed,), expected=(x,)))

@@ -7,6 +7,7 @@ from torch.utils._pytree import tree_leaves
 import shadowrun
 from shadowrun import Cause, PlatformError, Status, sim
 from shadowrun.numerics.bits import bits_equal
+from shadowrun.numerics.device_statistics import PendingStatistics
 from shadowrun.platforms.device import resolve
 from shadowrun.replay.comparator import Comparator
 from tests.models import assert_same, digits, tokens, train
@@ -21,7 +22,9 @@ def untimed(run):
     ("device", "ref"),
     [("cpu", "cpu[compute=float64]"), ("sim", "sim[compute=float64]"), ("sim", "cpu[compute=float64,threads=1]")],
 )
-def test_rounding_is_no_finding_and_the_program_is_unchanged(clean_sim, make, device, ref):
+def test_rounding_is_no_finding_and_the_program_is_unchanged(clean_sim, make, device, ref, monkeypatch):
+    fetched, fetch = [], PendingStatistics.fetch
+    monkeypatch.setattr(PendingStatistics, "fetch", lambda self: fetched.append(fetch(self)) or fetched[-1])
     plain = train(make, device, steps=2)
     run = shadowrun.compare(device, ref=ref)
     assert_same(train(make, device, steps=2, run=run), plain)
@@ -29,8 +32,10 @@ def test_rounding_is_no_finding_and_the_program_is_unchanged(clean_sim, make, de
     assert untimed(run) == []
     assert counts[Status.ERROR] == 0
     assert counts[Status.MATCH] > 50
-    # That it computed in another dtype shows: results differ, by rounding. On a device, the few that the judge saw.
-    assert any(r.verdict.cause is Cause.ROUNDING for r in run.records(status=Status.MATCH))
+    # That it computed in another dtype shows: results differ, by rounding.
+    on_device = [found.n_different for batch in fetched for found in batch]
+    judged = [r for r in run.records(status=Status.MATCH) if r.verdict.cause is Cause.ROUNDING]
+    assert sum(map(bool, on_device)) > 10 if on_device else judged
 
 
 def test_lost_precision_is_found_without_another_device(clean_sim):

@@ -24,38 +24,28 @@ import torch
 
 from shadowrun.judge.oracle import n_terms
 from shadowrun.judge.result_diff import flat_values
-from shadowrun.judge.rounding.bias import (
-    DIFFERING,
-    ENOUGH,
-    ONE_WAY,
-    TOWARD_ZERO,
-    UNITS,
-    has_common_factor,
-    has_weighted_factor,
-    may_be_biased,
-)
+from shadowrun.judge.rounding.bias import has_common_factor, has_weighted_factor, may_be_biased
 from shadowrun.judge.rounding.row_sizes import has_row_sizes, row_sizes
+from shadowrun.numerics.device_statistics import COUNTED
+from shadowrun.numerics.form import meta
 from shadowrun.numerics.precision import FORMATS
 from shadowrun.operators.case import tensors
-from shadowrun.operators.facts import facts, ulp_bound
+from shadowrun.operators.facts import ulp_bound
 from shadowrun.operators.vendor_ops import evaluate
 from shadowrun.torch_private import schema_of
-from shadowrun.types import Cause, Status, Verdict
+from shadowrun.types import Cause, Status, TensorDiff, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
+    from shadowrun.numerics.device_statistics import DeviceStatistics
     from shadowrun.numerics.precision import FloatFormat
     from shadowrun.operators.case import Case, Value
-    from shadowrun.types import TensorDiff
 
 __all__ = [
     "ClosenessCheck",
-    "allowed_ulp",
+    "are_close",
     "few_ulp",
-    "needs_judge",
-    "squared_arguments",
-    "sum_tolerance",
     "sum_units",
 ]
 
@@ -316,103 +306,47 @@ def _rounding(evidence: str) -> Verdict:
     return Verdict(Status.MATCH, Cause.ROUNDING, "", evidence)
 
 
-# The first rule of closeness on an accelerator: results a few units in the last place apart stay there.
-#
-# Where a reference computes in another dtype, nearly every float result differs in its last bit, and to bring each one
-# to the host would take longer than the step. One flag says whether the judge has to look.
-
 # Kernels add up 16-bit terms in float32.
 _ROUNDOFF: Final = FORMATS[torch.float32].roundoff
 
 
-def allowed_ulp(op: str, t: torch.Tensor, position: int, arguments: Mapping[str, object]) -> int:
-    """Units in the last place that a result may be off without a look of the judge; 0 if every bit counts.
+def are_close(case: Case, found: Mapping[int, DeviceStatistics], max_bytes: int) -> bool:
+    """Whether results are close to the reference's where they lie, on an accelerator: then the judge need not see them.
+
+    Where a reference computes in another dtype, nearly every float result differs in its last bit, and to bring each to
+    the host would take longer than the step.
 
     Args:
-        op: ``aten::add.Tensor``.
-        t: The result.
-        position: Which of the results.
-        arguments: Of the call, by name.
+        case: The call, with all tensors on one device; its `run_target` and `run_reference` are not called.
+        found: Statistics of results, by position; each is of one form on both sides.
+        max_bytes: Memory that the operator on other inputs may take.
     """
-    fmt = FORMATS.get(t.dtype)
-    if fmt is None or not fmt.signed or position in facts(op).by_equation or t.dtype is torch.float64:
-        return 0
-    bound = ulp_bound(op, [t.dtype], dict(arguments))
-    return few_ulp(fmt) if bound is None else min(few_ulp(fmt), bound)
-
-
-def needs_judge(
-    actual: torch.Tensor, expected: torch.Tensor, most: int, *, by_rows: bool, tolerance: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Whether the judge has to look at a result, as a bool on its device.
-
-    Args:
-        actual: The target's result, float32 or shorter.
-        expected: The reference's, in the same form.
-        most: Units in the last place that they may be apart.
-        by_rows: Statistics of rows may be rounded, which no count of signs shows.
-        tolerance: How far elements may be apart in any case (`sum_tolerance`); None for the distance in ULP alone.
-    """
-    fmt = FORMATS[actual.dtype]
-    differs = actual.view(fmt.view) != expected.view(fmt.view)
-    least = torch.minimum(actual.abs(), expected.abs())
-    plain = actual.isfinite() & expected.isfinite() & (least >= fmt.normal)
-    a, e = (_in_order(t, fmt.view) for t in (actual, expected))
-    # Two finite numbers are less than 2**32 - 2**24 apart, so that no great distance wraps to a small one.
-    apart = (a - e).abs_() > most
-    n = actual.numel()
-    if tolerance is not None:
-        gap = actual.to(torch.float32) - expected.to(torch.float32)  # NaN is within none
-        apart = apart & ~(gap.abs() <= tolerance)
-    found = (differs & (apart | ~plain)).any()
-    if n < ENOUGH or (fmt.mantissa >= 23 and tolerance is None):
-        return found
-    if fmt.mantissa >= 23:
-        # A factor within the tolerance of each element is a fault all the same; see `bias.has_common_factor`.
-        return found | ((gap * expected).sum().abs() > UNITS * fmt.roundoff * expected.square().sum())
-    # Rounding to nearest moves as many elements away from zero as towards it.
-    many = differs.sum() >= DIFFERING * n
-    away = torch.sign(a.abs() - e.abs()).sum()
-    biased = (away <= -TOWARD_ZERO * n) | (away.abs() >= ONE_WAY * n)
-    return found | (many if by_rows else many & biased)
-
-
-def squared_arguments(
-    plan_arguments: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of a sum or product by which the operator gives the sum of its squared terms, in float32.
-
-    Args:
-        plan_arguments: Names in the schema, in order.
-        args: Positional arguments.
-        kwargs: By name.
-    """
-
-    def square(name: str, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value.to(torch.float32).square() if value.is_floating_point() else value
-        if isinstance(value, (list, tuple)):
-            return [square(name, v) for v in value]
-        return value * value if name in SCALES and type(value) is float else value
-
-    return tuple(map(square, plan_arguments, args)), {k: square(k, v) for k, v in kwargs.items()}
-
-
-def sum_tolerance(squared: torch.Tensor, expected: torch.Tensor, terms: float) -> torch.Tensor | None:
-    """How far results of sums in float32 may be apart, by element; None where tf32 would fit in (`closeness`).
-
-    Args:
-        squared: Sums of the squared terms.
-        expected: The reference's result.
-        terms: How many terms enter each element.
-    """
-    if terms > MAX_TERMS or squared.shape != expected.shape:
-        return None
-    # The result itself is rounded to its own dtype: that is what `most` of `needs_judge` is for.
-    size = squared.to(torch.float32).sqrt()
-    if expected.dtype is torch.float32:
-        size = size + expected.abs()
-    return (size * (sum_units(terms) * _ROUNDOFF)).nan_to_num_(0.0, 0.0, 0.0)
+    check = ClosenessCheck(case, max_bytes)
+    dtypes = [t.dtype for t in tensors((*case.expected, *case.args), case.kwargs)]
+    bound = ulp_bound(case.op, dtypes, case.arguments())
+    for position, statistics in found.items():
+        value = case.expected[position]
+        if not statistics.n_different:
+            continue
+        if not isinstance(value, torch.Tensor) or value.dtype not in COUNTED:
+            return False
+        form = meta(value)
+        d = TensorDiff(
+            case.names[position],
+            form,
+            form,
+            n_elements=value.numel(),
+            n_different=statistics.n_different,
+            max_ulp=statistics.max_ulp,
+            n_nan=statistics.n_class,
+            n_zero_sign=statistics.n_zero_sign,
+        )
+        if bound is None:
+            if check.verdict(position, d) is None:
+                return False
+        elif d.n_nan or d.n_zero_sign or d.max_ulp > bound or may_be_biased(case, position, d):
+            return False
+    return True
 
 
 def _in_order(t: torch.Tensor, view: torch.dtype) -> torch.Tensor:

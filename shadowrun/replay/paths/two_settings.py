@@ -1,31 +1,31 @@
 """Two platforms on one accelerator (``cuda[tf32=on]`` against ``cuda``): compared there, and asked about in batches.
 
-Each call leaves one flag on the device: whether any bit differs. The flags of many calls are fetched at once, which
-saves a host sync for each; inputs and results of a call that differs are then copied to the host for the judge. Until
-then they wait on the device, as copies, within a bound: where that is reached, the flags are fetched.
+Each call leaves a few numbers on the device: how many elements differ, and how far. Those of many calls are fetched at
+once, which saves a host sync for each. Where the reference computes in another dtype, results that differ are tested
+for closeness on the device. What is not close, or differs under another setting, is copied to the host for the judge.
+Until then inputs and results wait on the device, as copies, within a bound: where that is reached, the numbers are
+fetched.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shadowrun.intercept.torchapi import as_in_handler, with_isolated_warnings
-from shadowrun.judge.rounding.closeness import allowed_ulp, needs_judge, squared_arguments, sum_tolerance
-from shadowrun.judge.rounding.rounding_bounds import reduction_length
+from shadowrun.judge.rounding.closeness import are_close
+from shadowrun.numerics.device_statistics import PendingStatistics
 from shadowrun.numerics.form import form_difference
-from shadowrun.operators.facts import facts
+from shadowrun.operators.case import Case
 from shadowrun.operators.vendor_ops import compared
+from shadowrun.platforms.device import device_settings
 from shadowrun.platforms.unsupported import classify, limit_of_host
 from shadowrun.replay.call import CallRun, argument, run_own
 from shadowrun.replay.context import BUDGET, CUSTOM, ReplayContext
 from shadowrun.replay.copies import (
     OverBudget,
-    arguments_by_name,
     copy_mutated,
     copy_on_device,
     mirror,
@@ -37,10 +37,13 @@ from shadowrun.replay.copies import (
 from shadowrun.replay.executor import result_on_other_device
 from shadowrun.replay.input_copies import TOO_LARGE, InputCopies, are_too_large, run_before_copies
 from shadowrun.replay.paths.platform_runs import refused
-from shadowrun.torch_private import schema_of
 from shadowrun.types import Status, Verdict
 
 if TYPE_CHECKING:
+    import contextlib
+    from collections.abc import Mapping
+
+    from shadowrun.numerics.device_statistics import DeviceStatistics
     from shadowrun.operators.case import Value
     from shadowrun.platforms.device import Platform
     from shadowrun.replay.call import Call
@@ -51,21 +54,18 @@ if TYPE_CHECKING:
 __all__ = ["TwoSettingsPath"]
 
 _CPU = torch.device("cpu")
-# Fetching one flag is a host sync; 256 calls share one.
+# Fetching the numbers of one call is a host sync; 256 calls share one.
 _MAX_PENDING = 256
 # Pending copies lie in the accelerator's memory, which the program needs.
 _MAX_BYTES = 1 << 30
-_NeedsJudge: TypeAlias = Callable[[int, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
-"""Flag of a result by its number: whether the judge has to look; None where every bit counts."""
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(slots=True)
 class _Pending:
-    """A call whose flag lies on the device, with copies of what the judge would need.
+    """A call whose statistics lie on the device, with copies of what the judge would need.
 
     Attributes:
-        flags: One for each result; None where the form differs already.
+        counted: Which results they are of; None where the form differs already.
         random: It draws random values.
     """
 
@@ -73,7 +73,7 @@ class _Pending:
     pristine: Arguments
     actual: CallRun
     expected: CallRun
-    flags: list[torch.Tensor] | None
+    counted: tuple[int, ...] | None
     random: bool
 
 
@@ -114,13 +114,13 @@ class TwoSettingsPath:
         target, ref = context.target.platform, context.ref.platform
         # A tolerance of the user decides alone.
         own_rules = context.config.tolerance_on(str(target)) is not None
-        self._wide = context.ref if ref.compute_dtype else context.target
         self._recomputes = bool(target.compute_dtype or ref.compute_dtype) and not own_rules
-        # An exception at the very call needs its flag at once.
+        self._statistics = PendingStatistics()
+        # An exception at the very call needs its statistics at once.
         self._max_pending = 1 if context.config.stop_on else _MAX_PENDING
 
     def observe(self, call: Call) -> CallRun:
-        """Run a call for the program, again on the other platform, and leave a flag."""
+        """Run a call for the program, again on the other platform, and count on the device how they differ."""
         context, role, copies = self._context, call.role, InputCopies()
         random = call.is_random
         stream = _RandomStream(context.target.platform, call.kwargs.get("generator")) if random else None
@@ -131,7 +131,7 @@ class TwoSettingsPath:
             else:
                 plan = call.plan = plan_with_cpu_tensors(call.plan, call.args, call.kwargs)
                 written = written_to(plan, call.args, call.kwargs)
-                # All inputs are copied: the program may write to them before the flags are fetched.
+                # All inputs are copied: the program may write to them before the statistics are fetched.
                 to_mirror = (call.args, call.kwargs, role.device, self._max_bytes, copy_on_device, written)
                 copies.pristine = with_isolated_warnings(mirror, (), to_mirror)
                 if stream is not None:
@@ -142,7 +142,7 @@ class TwoSettingsPath:
             copies.problem = context.internal_error("copying the inputs of", call.plan, error, call.tensors)
 
         def restore() -> None:
-            # Pending calls hold copies on the device: fetching their flags frees that memory.
+            # Pending calls hold copies on the device: fetching their statistics frees that memory.
             self.flush()
             if stream is not None and state is not None:
                 stream.set(state)
@@ -172,24 +172,24 @@ class TwoSettingsPath:
                 context.unverified(call, failures[0])
             else:
                 compared = (call.without_arguments(), copies.pristine, actual, expected, random)
-                with_isolated_warnings(self._leave_flag, (), compared)
+                with_isolated_warnings(self._count, (), compared)
         except Exception as error:
             context.failed("replaying", call, error, own.out)
         return own
 
     def flush(self) -> None:
-        """Fetch the flags, and record the calls that wait for them."""
+        """Fetch the statistics, and record the calls that wait for them."""
         pending, self._pending, self._held_bytes = self._pending, [], 0
         if not pending:
             return
         # `flush` is also called where the program calls us, under its own modes.
         with as_in_handler():
-            flags = [flag.reshape(()) for one in pending for flag in one.flags or ()]
-            # One copy for all flags, so one host sync.
-            differ = iter(torch.stack(flags).tolist() if flags else ())
-            for one in pending:
-                different = one.flags is None or sum(next(differ) for _ in one.flags) > 0
-                self._record(one, different=different)
+            fetched = iter(self._statistics.fetch())
+            while pending:
+                # In order, and none held longer than needed: to judge one takes memory too.
+                one = pending.pop(0)
+                found = None if one.counted is None else {position: next(fetched) for position in one.counted}
+                self._record(one, found)
 
     def _replay(self, executor: Executor, call: Call, replay: _Replay) -> CallRun | Verdict:
         """Run a call on the other platform, or give the verdict on why that is not possible."""
@@ -232,49 +232,41 @@ class TwoSettingsPath:
             fallback = result_on_other_device(plan, own.out, call.role.device)
         return CallRun(tuple(args), kwargs, out, own.ns, fallback, own.began)
 
-    def _leave_flag(self, call: Call, pristine: Arguments, actual: CallRun, expected: CallRun, random: bool) -> None:
+    def _count(self, call: Call, pristine: Arguments, actual: CallRun, expected: CallRun, random: bool) -> None:
         # Results that a counterpart of the operator lacks are not compared.
         plan = call.plan if expected.out is None else compared(call.plan, expected.out)
         actual_values, expected_values = actual.values(plan), expected.values(plan)
-        far = self._far(call, pristine, expected_values) if self._recomputes and not random else None
-        flags = _flags(actual_values, expected_values, far)
+        pairs = _comparable(actual_values, expected_values)
+        for pair in (pairs or {}).values():
+            self._statistics.add(*pair)
+        counted = None if pairs is None else tuple(pairs)
         copies = tensors_in((*pristine[0], *pristine[1].values(), *actual_values, *expected_values))
         self._held_bytes += sum(t.nbytes for t in copies if t.layout is torch.strided)
-        self._pending.append(_Pending(call, pristine, actual, expected, flags, random))
+        self._pending.append(_Pending(call, pristine, actual, expected, counted, random))
         if len(self._pending) >= self._max_pending or self._held_bytes > min(self._max_bytes, _MAX_BYTES):
             self.flush()
 
-    def _far(self, call: Call, pristine: Arguments, expected: list[Value]) -> _NeedsJudge:
-        """What says, on the device, which results the judge has to look at."""
-        plan, row, named = call.plan, facts(call.plan.name), arguments_by_name(call.plan, *pristine)
-        allowed = [
-            allowed_ulp(plan.name, v, i, named) if isinstance(v, torch.Tensor) else 0 for i, v in enumerate(expected)
-        ]
-        tolerances: list[torch.Tensor | None] = [None] * len(expected)
-        # In a sum whose terms cancel, many elements are further apart than their own size explains.
-        if row.n_factors and any(allowed) and not plan.mutated:
-            floats = [t.numel() for t in tensors_in((*pristine[0], *pristine[1].values())) if t.is_floating_point()]
-            with contextlib.suppress(Exception):  # without one, the judge looks
-                names = [a.name for a in schema_of(plan.func).arguments]
-                ran = self._wide.run(plan, *squared_arguments(names, *pristine))
-                for i, (squared, e) in enumerate(zip(ran.values(plan), expected, strict=True)):
-                    if allowed[i] and isinstance(squared, torch.Tensor) and isinstance(e, torch.Tensor):
-                        tolerances[i] = sum_tolerance(squared, e, reduction_length(floats, e.numel()))
-        by_rows = row.norm == "row"
+    def _are_close(self, pending: _Pending, found: Mapping[int, DeviceStatistics]) -> bool:
+        """Whether all that differs is close, tested on the device."""
+        call, (args, kwargs) = pending.call, pending.pristine
+        plan = call.plan if pending.expected.out is None else compared(call.plan, pending.expected.out)
+        names, actual, expected = pending.actual.names(plan), pending.actual.values(plan), pending.expected.values(plan)
+        case = Case(plan.func, args, kwargs, plan.mutated_names, names, tuple(actual), tuple(expected), _never, _never)
+        try:
+            # Squares of terms are added up there: that their inputs are rounded to tf32 moves a bound by 0.1 %.
+            with torch.no_grad(), _fast_products(call.role.device):
+                return with_isolated_warnings(are_close, (), (case, found, self._max_bytes))  # type: ignore[no-any-return]
+        except Exception:  # the device lacks an operator, or memory: the judge looks
+            return False
 
-        def far(i: int, actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor | None:
-            if not allowed[i]:
-                return None
-            return needs_judge(
-                actual.resolve_neg(), expected.resolve_neg(), allowed[i], by_rows=by_rows, tolerance=tolerances[i]
-            )
-
-        return far
-
-    def _record(self, pending: _Pending, *, different: bool) -> None:
+    def _record(self, pending: _Pending, found: Mapping[int, DeviceStatistics] | None) -> None:
         context, call = self._context, pending.call
         comparator, actual, expected = context.comparator, pending.actual, pending.expected
         try:
+            different = found is None or any(one.n_different for one in found.values())
+            may_be_close = different and found is not None and self._recomputes and not pending.random
+            if may_be_close and actual.fallback is None and self._are_close(pending, found or {}):
+                different = False
             # A match leaves all copies on the device: to look at memory they are as good there.
             if not different and actual.fallback is None:
                 times = expected.ns / 1000, actual.ns / 1000
@@ -307,11 +299,11 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _flags(actual: list[Value], expected: list[Value], far: _NeedsJudge | None) -> list[torch.Tensor] | None:
-    """Whether results differ, as flags on the device; None where that is known already, or the judge must look."""
+def _comparable(actual: list[Value], expected: list[Value]) -> dict[int, tuple[torch.Tensor, torch.Tensor]] | None:
+    """Pairs of results that have elements; None where a form differs already, or the device cannot compare one."""
     if len(actual) != len(expected):
         return None
-    flags = []
+    found = {}
     for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
         if not isinstance(a, torch.Tensor) or not isinstance(e, torch.Tensor):
             return None
@@ -319,15 +311,14 @@ def _flags(actual: list[Value], expected: list[Value], far: _NeedsJudge | None) 
         if a.layout is not torch.strided or a.is_nested or a.is_quantized or form_difference(a, e):
             return None
         if a.numel():
-            flag = None if far is None else far(i, a, e)
-            flags.append((_as_integers(a) != _as_integers(e)).any() if flag is None else flag)
-    return flags
+            found[i] = a, e
+    return found
 
 
-def _as_integers(t: torch.Tensor) -> torch.Tensor:
-    """The bits of a tensor: as numbers, two NaN would differ."""
-    t = t.resolve_conj().resolve_neg()
-    if t.element_size() == 16:
-        # No integer has 16 bytes.
-        t = torch.view_as_real(t)
-    return t.view(_INTEGERS[t.element_size()])
+def _fast_products(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    fast = (("tf32", True),) if device.type == "cuda" else ()
+    return device_settings(device.type, fast)
+
+
+def _never(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Value, ...]:
+    raise NotImplementedError  # closeness runs neither platform
