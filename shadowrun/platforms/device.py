@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.metadata
+import importlib.util
 import inspect
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import torch
 
 from shadowrun import sim
 from shadowrun.errors import PlatformError
-from shadowrun.platforms import torchplatform
+from shadowrun.platforms import plugins, torchplatform
 from shadowrun.platforms.backends import FUNCTIONALIZING, backend_of
 from shadowrun.platforms.cpu import CpuSettings
 from shadowrun.platforms.plugin_file import plugin_file
@@ -282,7 +282,7 @@ def _missing(device_type: str) -> str:
         # Only the parent is looked for: `find_spec` of a dotted name imports it.
         found = importlib.util.find_spec(package.partition(".")[0]) is not None
         return "" if found else f"the package {package} is not installed"
-    if any(entry.name == device_type for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)):
+    if any(entry.name == device_type for entry in plugins.entry_points(ENTRY_POINT_GROUP)):
         return ""
     module = getattr(torch, device_type, None)
     if module is None or not hasattr(module, "is_available"):
@@ -308,7 +308,7 @@ def _start(device_type: str) -> str:
         if package := backend_of(device_type).package:
             importlib.import_module(package)
         else:
-            for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+            for entry in plugins.entry_points(ENTRY_POINT_GROUP):
                 if entry.name == device_type:
                     entry.load()()
     except Exception as error:  # a vendor's start-up code may raise anything

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.metadata
 import importlib.util
 import re
 from dataclasses import dataclass
@@ -23,11 +22,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shadowrun.errors import UsageError, brief
 from shadowrun.limits import read_toml
+from shadowrun.platforms import plugins
 from shadowrun.settings import fits_platform, known_lines
 from shadowrun.types import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from importlib.metadata import EntryPoint
 
     from shadowrun.settings import KnownLine
 
@@ -96,7 +97,7 @@ def plugin_file(device_type: str) -> PluginFile:
     Raises:
         UsageError: The file is missing or has a wrong entry.
     """
-    for entry in importlib.metadata.entry_points(group=FILE_GROUP):
+    for entry in plugins.entry_points(FILE_GROUP):
         # `entry.load` would import the package: a report of another person's file must not.
         if entry.name == device_type:
             return _read(entry, device_type)
@@ -113,7 +114,7 @@ def known_issues(platform: str) -> tuple[KnownLine, ...]:
     return tuple(line for line in lines if fits_platform(line.platform, platform))
 
 
-def _read(entry: importlib.metadata.EntryPoint, device_type: str) -> PluginFile:
+def _read(entry: EntryPoint, device_type: str) -> PluginFile:
     where = f"{entry.value} of the package {entry.dist.name if entry.dist else '?'}"
     path = _path(entry)
     if path is None:
@@ -146,7 +147,7 @@ def _read(entry: importlib.metadata.EntryPoint, device_type: str) -> PluginFile:
     return PluginFile(MappingProxyType(facts), known, package)
 
 
-def _path(entry: importlib.metadata.EntryPoint) -> Path | None:
+def _path(entry: EntryPoint) -> Path | None:
     """Where the file is: among the files of the distribution, or in the package's folder."""
     package, _, name = entry.value.partition(":")
     parts = package.split(".")

@@ -7,17 +7,17 @@ Specs are parsed without torch, so that the command line can refuse a typing err
 from __future__ import annotations
 
 import difflib
-import importlib.metadata
+import importlib
 import re
 import sys
 from dataclasses import dataclass
 from typing import Any
 
 from shadowrun.errors import PlatformError
+from shadowrun.platforms import plugins
 from shadowrun.platforms import settings as words
 from shadowrun.platforms.backends import BACKENDS, RESERVED_NAMES
 from shadowrun.platforms.plugin_file import FILE_GROUP
-from shadowrun.platforms.plugins import autoloaded
 from shadowrun.platforms.settings import Setting
 
 __all__ = [
@@ -110,7 +110,7 @@ def parse(spec: Any) -> PlatformSpec:
         raise PlatformError("Platform 'meta' has shapes but no values: nothing could be compared.", slug="bad-spec")
     known = known_devices()
     # torch is imported only if it could know the name: a typing error is refused without it.
-    packages, starts = autoloaded() if device_type not in known else ([], True)
+    packages, starts = plugins.autoloaded() if device_type not in known else ([], True)
     if packages and starts and "torch" not in sys.modules:
         importlib.import_module("torch")
         known = known_devices()
@@ -134,7 +134,7 @@ def known_devices() -> list[str]:
     """Sorted names of the device types that a spec may use, present on this machine or not."""
     names = {*BACKENDS, *RESERVED_NAMES}
     for group in (ENTRY_POINT_GROUP, FILE_GROUP):
-        names.update(entry.name for entry in importlib.metadata.entry_points(group=group))
+        names.update(entry.name for entry in plugins.entry_points(group))
     # A plug-in or the simulated device may have named torch's private-use device; only a torch that
     # is loaded already can know.
     if "torch" in sys.modules:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shadowrun.errors import UsageError
+from shadowrun.platforms import plugins
 from shadowrun.platforms.backends import BACKENDS, backend_of
 from shadowrun.platforms.plugin_file import FILE_GROUP
 from shadowrun.types import Cause
@@ -67,7 +67,7 @@ _OF_OTHERS: tuple[ErrorPattern, ...] = (
 @functools.cache
 def _patterns() -> tuple[tuple[tuple[str, ...], re.Pattern[str], Cause], ...]:
     """Ordered: the first line whose type and pattern fit decides."""
-    others = [entry.name for entry in importlib.metadata.entry_points(group=FILE_GROUP)]
+    others = [entry.name for entry in plugins.entry_points(FILE_GROUP)]
     vendors: list[ErrorPattern] = []
     for name in dict.fromkeys([*BACKENDS, *others]):
         # The broken file of another device must not end this run; naming that device says what is wrong.

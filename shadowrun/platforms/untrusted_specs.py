@@ -8,14 +8,13 @@ are used only if the user has named them.
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
 from shadowrun import sim
 from shadowrun.errors import DataFileError, PlatformError
-from shadowrun.platforms import settings
+from shadowrun.platforms import plugins, settings
 from shadowrun.platforms.backends import TORCH_NAMES
 from shadowrun.platforms.plugin_file import FILE_GROUP
 from shadowrun.platforms.spec import ENTRY_POINT_GROUP, PlatformSpec, parse
@@ -114,7 +113,7 @@ def _more_than_this_process(wanted: PlatformSpec, *, simulated: bool) -> str:
 def _takes_a_package(device_type: str) -> bool:
     """Whether a package brings the device, also under one of torch's own names."""
     groups = (ENTRY_POINT_GROUP, FILE_GROUP)
-    entries = [entry for group in groups for entry in importlib.metadata.entry_points(group=group)]
+    entries = [entry for group in groups for entry in plugins.entry_points(group)]
     return device_type not in TORCH_NAMES or any(entry.name == device_type for entry in entries)
 
 

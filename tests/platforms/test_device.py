@@ -1,6 +1,5 @@
 """Which devices this machine has, and what a resolved platform does."""
 
-import importlib.metadata as metadata
 import subprocess
 import sys
 import types
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 from shadowrun.errors import PlatformError
-from shadowrun.platforms import available, devices, resolve
+from shadowrun.platforms import available, devices, plugins, resolve
 from shadowrun.platforms import device as device_module
 
 
@@ -95,7 +94,7 @@ def test_index_beyond_the_last():
 
 def brought(monkeypatch, entry):
     group = device_module.ENTRY_POINT_GROUP
-    monkeypatch.setattr(metadata, "entry_points", lambda **which: [entry] if which["group"] == group else [])
+    monkeypatch.setattr(plugins, "entry_points", lambda asked: [entry] if asked == group else [])
 
 
 def test_device_of_another_package(monkeypatch):
@@ -108,7 +107,7 @@ def test_device_of_another_package(monkeypatch):
             return lambda: started.append(self.name)
 
     monkeypatch.setattr(
-        metadata, "entry_points", lambda group: [Entry()] if group == device_module.ENTRY_POINT_GROUP else []
+        plugins, "entry_points", lambda group: [Entry()] if group == device_module.ENTRY_POINT_GROUP else []
     )
     assert "hip" in available()
     platform = resolve("hip")
@@ -124,7 +123,7 @@ def test_entry_point_that_starts_nothing(monkeypatch):
             return lambda: None
 
     monkeypatch.setattr(
-        metadata, "entry_points", lambda group: [Entry()] if group == device_module.ENTRY_POINT_GROUP else []
+        plugins, "entry_points", lambda group: [Entry()] if group == device_module.ENTRY_POINT_GROUP else []
     )
     assert "torch still has no device of this name" in absent("nothere")
 

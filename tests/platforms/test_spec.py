@@ -1,5 +1,7 @@
 """The words for platforms: what is read, and what is refused with which sentence."""
 
+import importlib.metadata
+import os
 import subprocess
 import sys
 
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shadowrun.errors import PlatformError
-from shadowrun.platforms import PlatformSpec, known_devices, parse
+from shadowrun.platforms import PlatformSpec, known_devices, parse, plugins
 from shadowrun.platforms.settings import environment
 
 
@@ -170,8 +172,23 @@ def test_known_devices_are_sorted_and_without_the_unnamed_private_device():
 
 
 def test_entry_points_add_devices(monkeypatch):
-    import importlib.metadata as metadata
-
-    entry = metadata.EntryPoint("myaccel", "package:start", "shadowrun.platforms")
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [entry] if group == "shadowrun.platforms" else [])
+    entry = importlib.metadata.EntryPoint("myaccel", "package:start", "shadowrun.platforms")
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [entry] if group == "shadowrun.platforms" else [])
     assert str(parse("myaccel:2")) == "myaccel:2"
+
+
+def test_packages_are_read_once_until_one_is_installed(tmp_path, monkeypatch):
+    os.utime(tmp_path, (1, 1))  # a clock of milliseconds would not show the change
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "myaccel" not in known_devices()
+    info = tmp_path / "chip-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: chip\nVersion: 1\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text("[shadowrun.platforms]\nmyaccel = chip:start\n", encoding="utf-8")
+    assert "myaccel" in known_devices()
+
+    def refused(**_):
+        raise AssertionError
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", refused)
+    assert "myaccel" in known_devices()

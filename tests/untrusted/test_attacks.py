@@ -26,6 +26,7 @@ import torch
 import shadowrun
 from shadowrun.cli.main import main
 from shadowrun.errors import DataFileError
+from shadowrun.platforms import plugins
 from shadowrun.repro import script as scripting
 from shadowrun.sim import FATAL
 from shadowrun.store import captured_inputs as tensors
@@ -667,12 +668,8 @@ def test_an_entry_point_of_torchs_own_name_is_a_plug_in(attack, capsys, monkeypa
     import importlib.metadata
 
     entry = importlib.metadata.EntryPoint("maia", "evil:start", "shadowrun.platforms")
-    found = importlib.metadata.entry_points
-    monkeypatch.setattr(
-        importlib.metadata,
-        "entry_points",
-        lambda **which: [entry] if which.get("group") == entry.group else found(**which),
-    )
+    found = plugins.entry_points
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [entry] if group == entry.group else found(group))
     Path("evil.py").write_text(EVIL, encoding="utf-8")
     monkeypatch.syspath_prepend(str(Path.cwd()))
     attack.target("maia")
