@@ -44,7 +44,8 @@ _CODE = frozenset({"code"})
 # Names of commands with a hyphen are refused anywhere, since a pager may fold a text; `aten::error` is an operator.
 # What services read in a job's log as commands: GitHub's ``::set-output`` at the start of a line, and anywhere
 # ``##[add-matcher]``, Azure's ``##vso[task.setvariable]``, and in JUnit files ``[[ATTACHMENT|path]]``.
-_COMMANDS: Final = re.compile(r"(?:^|(?<=\s)):(?=:[A-Za-z])|:(?=:[A-Za-z]+-)|#(?=#\w*\[)|\[(?=\[(?i:ATTACHMENT))")
+# Each way begins with its character, for which `re` searches several times as fast as for a place.
+_COMMANDS: Final = re.compile(r":(?:(?<!\S:)(?=:[A-Za-z])|(?=:[A-Za-z]+-))|#(?=#\w*\[)|\[(?=\[(?i:ATTACHMENT))")
 # What `str.isprintable` takes for printable and no font shows: what Unicode calls default-ignorable and is no format
 # character, and blanks that are no spaces. Python has no table of them, but their names say what they are.
 _INVISIBLE: Final = re.compile(r"\b(?:SELECTOR|FILLER|JOINER|INHERENT|BLANK(?! SYMBOL)|NULL NOTEHEAD)\b")

@@ -11,7 +11,7 @@ from collections import Counter
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import BytecodeCache, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from shadowrun.report.document import (
@@ -33,7 +33,9 @@ from shadowrun.report.sanitize import MAX_WHOLE, sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from types import CodeType
 
+    from jinja2.bccache import Bucket
     from jinja2.environment import TemplateModule
 
     from shadowrun.report.document import Block, Column, Entry
@@ -60,6 +62,23 @@ _KINDS = {
     Section: "section",
 }
 _MORE = re.compile(r"… and [\d,]+ more")
+
+
+class _Compiled(BytecodeCache):
+    """Templates of this process: to compile them takes longer than most pages."""
+
+    def __init__(self) -> None:
+        self._codes: dict[tuple[str, str], CodeType] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        bucket.code = self._codes.get((bucket.key, bucket.checksum))
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        assert bucket.code is not None
+        self._codes[bucket.key, bucket.checksum] = bucket.code
+
+
+_COMPILED = _Compiled()
 
 
 def render_html(document: Document) -> str:
@@ -133,6 +152,7 @@ class _Page:
     def environment(self) -> Environment:
         environment = Environment(
             loader=PackageLoader("shadowrun.report.formats"),
+            bytecode_cache=_COMPILED,
             # Names come from the user's program or from an untrusted file.
             autoescape=True,
             # A misspelt field would print nothing; strict, it raises.
