@@ -100,13 +100,16 @@ def _what_torch_lacks() -> str:
     return torch_versions.untested()
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
+def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The parser of the whole command line; of one command alone, if `words` begin with it.
+
+    The modules of all commands take longer to import than most commands take to read their arguments.
+    """
     parser = _parser(_Parser, "shadowrun", __doc__ or "")
     parser.add_argument("--version", action=_Version, nargs=0, help="print versions and exit")
     # Not by the files of the folder: a helper module is no command, and the order is that of `--help`.
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
-    for name in COMMANDS:
+    for name in words[:1] if words and words[0] in COMMANDS else COMMANDS:
         module = importlib.import_module(f"shadowrun.cli.{'studies' if name in OF_STUDIES else 'commands'}.{name}")
         text = module.__doc__ or ""
         command = _parser(commands.add_parser, name, text, help=text.partition("\n")[0].rstrip("."))
@@ -140,8 +143,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         with replacing_unencodable():
-            _check_options(sys.argv[1:] if argv is None else argv)
-            parser = build_parser()
+            words = sys.argv[1:] if argv is None else argv
+            _check_options(words)
+            parser = build_parser(words)
             args = parser.parse_args(argv)
             if args.defaults is not None:  # of this command, by the environment and settings of the project
                 args.defaults(args)
