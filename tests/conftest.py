@@ -1,5 +1,6 @@
 """One simulated device for the whole session: torch renames PrivateUse1 once per process."""
 
+import gc
 import importlib.util
 import os
 import signal
@@ -21,8 +22,15 @@ from tests.forked import Forked
 
 def pytest_configure(config):
     """Each process of ``-n`` begins with a share of its own, so that few fixtures of a module are made twice."""
+    gc.disable()
     if getattr(config.option, "dist", "no") == "load":
         config.option.dist = "worksteal"
+
+
+def pytest_collection_finish(session):
+    """What is imported stays: Python's collector would go through millions of objects again and again."""
+    gc.enable()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,9 +14,10 @@ import pytest
 import shadowrun
 from shadowrun.cli.studies import campaign
 from shadowrun.errors import UsageError
-from shadowrun.platforms import backends, devices, plugin_file, unsupported
+from shadowrun.platforms import backends, devices, plugin_file, plugins, unsupported
 
 ROOT = Path(__file__).parents[2]
+CACHED = (plugin_file.plugin_file, backends.backend_of, plugins._read_entry_points)
 SKELETON = ROOT / "examples" / "vendor_plugin"
 PROGRAM = """
 import torch
@@ -160,7 +161,7 @@ def brought(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
     def read(text, value="chip:plugin.toml"):
-        for cached in (plugin_file.plugin_file, backends.backend_of):
+        for cached in CACHED:
             cached.cache_clear()
         (tmp_path / "chip").mkdir(exist_ok=True)
         (tmp_path / "chip" / "plugin.toml").write_text(text, encoding="utf-8")
@@ -169,7 +170,7 @@ def brought(tmp_path, monkeypatch):
         return backends.backend_of("chip")
 
     yield read
-    for cached in (plugin_file.plugin_file, backends.backend_of):
+    for cached in CACHED:
         cached.cache_clear()
 
 
@@ -257,6 +258,6 @@ def test_no_package_redefines_the_reference(brought, tmp_path):
     brought("")
     shutil.rmtree(tmp_path / "chip-1.dist-info")
     describe(tmp_path, "chip", "1", {"shadowrun.backends": {"cpu": "chip:nothing.toml"}})
-    plugin_file.plugin_file.cache_clear()
-    backends.backend_of.cache_clear()
+    for cached in CACHED:
+        cached.cache_clear()
     assert backends.backend_of("cpu") is backends.BACKENDS["cpu"]
