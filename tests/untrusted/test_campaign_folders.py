@@ -33,7 +33,7 @@ from shadowrun.settings import fits_platform
 from shadowrun.store import captured_inputs
 from shadowrun.store.atomic_write import atomic_write
 from shadowrun.store.lock import FileLock
-from shadowrun.studies.campaign import engine
+from shadowrun.studies.campaign import campaign_folder, engine, executors
 from shadowrun.studies.campaign.campaign_folder import CHUNK, CampaignFolder, CampaignSettings
 from shadowrun.studies.campaign.causes.cause_report import CauseFile, read_causes, write_cause
 from shadowrun.studies.campaign.causes.known_causes import new_lines
@@ -475,6 +475,22 @@ def test_programs_of_any_size_are_not_read():
         file.truncate(1 << 40)
     with pytest.raises(DataFileError, match="have more than 1 GiB"):
         folder.check_programs()
+
+
+def test_programs_of_any_size_are_not_read_on_another_machine_either(tmp_path, monkeypatch):
+    """There a file may have the same path: the programs are sent if it is no file of programs."""
+    path = tmp_path / "programs"
+    path.write_bytes(b"programs")
+    job = {"settings": {"programs": str(path)}, "digest": campaign_folder.digest_of(path)}
+    asked = []
+    monkeypatch.setattr(executors, "_kept_for", lambda *_: asked.append(1) or SimpleNamespace(run=lambda _: b"rows"))
+    monkeypatch.setattr(executors, "_idle", [])
+    assert executors.run_chunk(job, 0, 1, 0) == b"rows"
+    monkeypatch.setattr(campaign_folder, "_MAX_PROGRAMS", 7)
+    assert executors.run_chunk(job, 0, 1, 0) == executors.NO_PROGRAMS
+    for odd in (tmp_path, tmp_path / "absent", tmp_path / ("n" * 300), Path("/dev/null")):
+        assert executors.run_chunk(job | {"settings": {"programs": str(odd)}}, 0, 1, 0) == executors.NO_PROGRAMS
+    assert asked == [1]
 
 
 def test_a_folder_in_the_place_of_a_file_is_an_error():

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from shadowrun.studies.shards import Shard
 
-__all__ = ["CHUNK", "CampaignFolder", "CampaignSettings", "Status", "status", "status_document"]
+__all__ = ["CHUNK", "CampaignFolder", "CampaignSettings", "Status", "digest_of", "status", "status_document"]
 
 CHUNK: Final = 100
 """Recipes in a chunk. All processes of a campaign must have the same: a shard is every n-th chunk."""
@@ -135,7 +135,7 @@ class CampaignFolder:
         Raises:
             DataFileError: It holds something else, or cannot be written.
         """
-        settings = dataclasses.replace(settings, programs=_digest(programs))
+        settings = dataclasses.replace(settings, programs=digest_of(programs))
         if (path / _SETTINGS).exists():
             found = cls.open(path)
             if found.settings.campaign != settings.campaign:
@@ -226,7 +226,7 @@ class CampaignFolder:
         Raises:
             DataFileError: They are not.
         """
-        if _digest(self.programs) != self.settings.programs:
+        if digest_of(self.programs) != self.settings.programs:
             raise DataFileError(
                 f"{str(self.programs)!r} was changed since the campaign began: its numbers mean other variants now. "
                 "Restore the file, or start a new campaign.",
@@ -289,10 +289,15 @@ class CampaignFolder:
         write_text(self.path / _SETTINGS, json.dumps(facts, indent=1) + "\n", shared=True)
 
 
-def _digest(path: Path) -> str:
-    if path.exists() and not path.is_file():  # a pipe would block, a device has no end
-        raise DataFileError(f"The programs {str(path)!r} are no regular file.", slug="campaign-folder")
+def digest_of(path: Path) -> str:
+    """Hash of a file with programs, as the settings have it.
+
+    Raises:
+        DataFileError: It cannot be read, is no regular file, or larger than any file of programs.
+    """
     try:
+        if path.exists() and not path.is_file():  # a pipe would block, a device has no end
+            raise DataFileError(f"The programs {str(path)!r} are no regular file.", slug="campaign-folder")
         if path.stat().st_size > _MAX_PROGRAMS:
             raise DataFileError(
                 f"The programs {str(path)!r} have more than {_MAX_PROGRAMS >> 30} GiB: name fewer by --programs.",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import hashlib
 import importlib
 import json
 import os
@@ -17,9 +16,10 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from shadowrun.errors import UsageError
+from shadowrun.errors import DataFileError, UsageError
 from shadowrun.limits import at_most_free
 from shadowrun.store.codec import decode_facts
+from shadowrun.studies.campaign.campaign_folder import digest_of
 from shadowrun.studies.campaign.chunk_work import Chunk, ChunkWork
 from shadowrun.studies.campaign.store import CampaignStore
 from shadowrun.studies.campaign.tables import CampaignInfo
@@ -75,8 +75,8 @@ def run_chunk(job: dict[str, Any], start: int, stop: int, target: int, programs:
 
 
 def _is_there(path: Path, digest: str) -> bool:
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:32] == digest
+    with contextlib.suppress(DataFileError):
+        return digest_of(path) == digest
     return False
 
 
