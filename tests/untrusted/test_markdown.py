@@ -39,7 +39,9 @@ if LINKIFIES:
 # As in GitHub's documentation on autolinks and mentions; not those of the renderer.
 SERVICES = re.compile(
     r"https?://|ftp://|www\.|[\w.+-]+@[\w.]+|@\w|(?:\w+/\w+)?#\d|GH-\d|TICKET-\d|\$[^$]+\$|:(?:100|\+1|smile):"
-    r"|\b[0-9a-f]{40}\b|!\d|(?<!\w)[~%]\w",
+    r"|\b[0-9a-f]{40}\b|!\d|(?<!\w)[~%]\w"
+    # As in GitLab's on references, differences and the table of contents.
+    r"|\[(?!env:)[a-z_]+:|\*iteration:|\w/\w+>|\[toc\]|\{\+.*\+\}|\{-.*-\}|\[\+.*\+\]|\[-.*-\]",
     re.IGNORECASE,
 )
 BLOCKS = {
@@ -55,7 +57,10 @@ TEXTS = [
     "<b>bold</b>", "<http://e.example>", "<!-- gone", "&#x202E;x &lt; &amp;", "**b** __b__ *i* _i_", "`code` ``x`",
     "```", "~~~", "a | b || c", r"a\|b\ \` \@x \\", "x|@y|z", "`@x` ``@y", "@`", "@x\\", "|---|", "[@x]: ('@y')!",
     "| http://e.example |", "aten::add.Tensor", "model.py:12 in f", "f32[64, 8]", "x_y *_z_* 2*3*4", "1.5 ms", "-0.5",
-    "12", "2026-11-30T10:00:00Z", "/close", "/assign @root",
+    "12", "2026-11-30T10:00:00Z", "/close", "/assign @root", "[vulnerability:1] x[work_item:g/p/1]",
+    '[cadence:"plan a"] ([feature_flag:1]).', '*iteration:1 a*iteration:"plan b"', "group/project> (g/sub/project>)",
+    "[TOC]", "[toc]", "{+ a +} {- b -} [+ c +] [- d -] [-e-]", "[[[a:1]]] [b_c:[d:1] [env:e:1]",
+    "[-1, 2] x[1:2] cpu[env:A=1]",
 ]  # fmt: skip
 
 
@@ -101,7 +106,7 @@ def test_a_parser_that_finds_links_would_find_them():
     for text in ("~~x~~", "[x](http://e.example)", "<b>x</b>", "# x"):
         with pytest.raises(AssertionError):
             check_literal(text, "x", 0)
-    for text in ("@octocat", "see #1", "http://e.example", "$x$"):
+    for text in ("@octocat", "see #1", "http://e.example", "$x$", r"\[vulnerability:1\]", r"\[-a-\]", r"\[TOC\]"):
         with pytest.raises(AssertionError):
             check_literal(text, text, 0)
 
@@ -116,6 +121,8 @@ def test_a_parser_that_finds_links_would_find_them():
         ("at 10:00:00, C:\\x", r"at 10:00:00, C:\\x"),
         ("debug the target's aten::exp_: 1", "debug the target's `aten::exp_`: 1"),
         ("ask @me (or #12).", "ask `@me` (or `#12`)."),
+        ("see [work_item:1].", r"see \[`work_item:1`\]."),
+        ("[-1, 2] x[1:2] cpu[env:A=1]: <lambda>", r"\[-1, 2\] x\[1:2\] cpu\[env:A=1\]: &#60;lambda&#62;"),
     ],
 )
 def test_ordinary_texts_stay_readable(text, wanted):

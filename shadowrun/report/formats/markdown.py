@@ -1,6 +1,8 @@
 """Markdown, in GitHub's dialect: for job summaries and issues.
 
-Texts are shown as they are: no markup in them is followed, and no service makes a link of a word in them.
+Texts are shown as they are: no markup in them is followed, and GitHub and GitLab make no link of a word in them, as far
+as their documentation says what they look for. Left to GitLab are `project>`, a project of the same group, since every
+`<lambda>` looks like one, and `[[page]]` in a wiki.
 """
 
 from __future__ import annotations
@@ -22,9 +24,12 @@ _DETAIL = 1
 
 _WORD: Final = re.compile(r"[^\s|]+|\|")
 # What GitHub and GitLab look for in the page that Markdown became, where no escape is left, but not in code: addresses,
-# mentions, formulas, numbers of issues and names of labels, trackers' keys, commits, and pictures such as `:100:`.
+# mentions, formulas, numbers of issues and names of labels, trackers' keys, commits, and pictures such as `:100:`. Of
+# GitLab alone: `[work_item:1]`, but not a platform's `[env:A=1]`; `*iteration:1`; `group/project>`; the end of a
+# difference, `[- gone -]`; a table of contents.
 _LINKED: Final = re.compile(
-    r"""//|[@$]|\bwww\.|[#!%~&][\w"]|\bgh-\d|(?-i:\b[A-Z]{2,}-\d)|\b[0-9a-f]{7,}\b|:([+-]1|(?!\d\d:)[a-z\d_-]+):""",
+    r"""//|[@$]|\bwww\.|[#!%~&][\w"]|\bgh-\d|(?-i:\b[A-Z]{2,}-\d)|\b[0-9a-f]{7,}\b|:([+-]1|(?!\d\d:)[a-z\d_-]+):"""
+    r"""|\[(?!env:)[a-z_]+:|\*iteration:|[\w.-]/[\w.-]+>|[+-][]}]|\[toc]""",
     re.IGNORECASE,
 )
 _BEFORE: Final = "([{'\""
