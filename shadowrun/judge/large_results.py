@@ -3,8 +3,10 @@
 The oracle takes many times the memory of a call. Most operators treat slices of their inputs apart: rows of a product's
 left operand, images of a batch, elements of a sum of two tensors. So a call on few slices, with what the target and the
 reference returned for them, is a call like any other, and the whole ladder judges it. Which inputs are sliced, and
-along which dimension, is found by trying: the reference on the slices has to give what it gave for them in the
-whole call. The slices are not a random sample: those where the target is farthest from the reference are among them.
+along which dimension, is found by trying: the operator on the slices has to give what the reference gave for them in
+the whole call. Trials run on the CPU: on slices that do not fit each other, a kernel of an accelerator may read outside
+of its memory, and after that no call on the device succeeds. The slices are not a random sample: those where the target
+is farthest from the reference are among them.
 
 What cannot be sliced is compared with one more run of the reference, on inputs perturbed by their own rounding. A
 target that is off by orders of magnitude more has a gross error; no oracle is needed for that.
@@ -26,6 +28,7 @@ from shadowrun.numerics.form import form_difference
 from shadowrun.numerics.precision import FORMATS
 from shadowrun.operators.case import item_of, tensors
 from shadowrun.operators.facts import ulp_bound
+from shadowrun.operators.vendor_ops import evaluate_trial
 from shadowrun.torch_private import schema_of
 from shadowrun.types import Cause, Status, Verdict
 
@@ -231,8 +234,12 @@ def _sliced(case: Case, position: int, dim: int, kept: int, began: float) -> Cas
             return None
         memo = {id(t): t if e is None else _select(t, e, where) for t, e in zip(inputs, slicing, strict=True)}
         args, kwargs = _swapped(case, memo, expected.shape[dim], kept)
+        trial = replace(case, args=args, kwargs=kwargs)
         try:
-            values = case.run_reference(*replace(case, args=args, kwargs=kwargs).fresh_inputs())
+            found = dict(zip(*evaluate_trial(trial, *trial.fresh_inputs()), strict=True))
+            if not _agrees(found.get(case.names[position]), wanted):
+                continue
+            values = case.run_reference(*trial.fresh_inputs())
         # An operator may refuse a wrong slicing; that is one trial less, and no error.
         except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):
             continue

@@ -62,6 +62,14 @@ def _cut(dropped: int, half: int) -> InputRounding:
     return InputRounding(lambda x: _to_bits(x, dropped, half), (half, 0, 0, 0xFFFFFFFF & -(1 << dropped)))
 
 
+def _to_even(x: torch.Tensor, dropped: int) -> torch.Tensor:
+    """Round float32 values to nearest, ties to even, by their last `dropped` mantissa bits."""
+    bits = x.view(torch.int32)
+    half = (1 << (dropped - 1)) - 1
+    rounded = ((bits >> dropped).bitwise_and_(1).add_(bits).add_(half)).bitwise_and_(-(1 << dropped))
+    return torch.where(x.isnan(), x, rounded.view(torch.float32))
+
+
 def to_tf32(x: torch.Tensor) -> torch.Tensor:
     """Round float64 values to the 10 bits of mantissa that tf32 keeps of float32."""
     return _to_bits(x.to(torch.float32), 13, 1 << 12).to(torch.float64)
@@ -69,6 +77,8 @@ def to_tf32(x: torch.Tensor) -> torch.Tensor:
 
 IN_FLOAT32: Final[dict[str, InputRounding]] = {
     "tf32": _cut(13, 1 << 12),
+    # As cuBLAS does on an H200.
+    "tf32 (ties to even)": InputRounding(lambda x: _to_even(x, 13), (0xFFF, 13, 1, 0xFFFFE000)),
     "tf32 (truncated)": _cut(13, 0),
     # Its subnormal numbers have fewer bits, and it ends at 65504.
     "fp16": InputRounding(lambda x: x.to(torch.float16).to(torch.float32)),

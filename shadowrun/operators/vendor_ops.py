@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import torch
 
 from shadowrun.intercept.torch_operators import raw_operator
+from shadowrun.intercept.untrusted.memory_bounds import why_out_of_bounds
 from shadowrun.operators.case import flat_results
 from shadowrun.operators.cpu_only_ops import attend, attention_weights, in_thread
 from shadowrun.torch_private import schema_of
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from shadowrun.intercept.plan import OpPlan
     from shadowrun.operators.case import Case, Value
 
-__all__ = ["COUNTERPARTS", "compared", "evaluate", "for_reference"]
+__all__ = ["COUNTERPARTS", "compared", "evaluate", "evaluate_trial", "for_reference"]
 
 Tensor = torch.Tensor
 Results = tuple[Any, ...]
@@ -303,6 +304,22 @@ def evaluate(case: Case, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     with torch.no_grad():
         results = _on_cpu(case.func)(*args, **kwargs)
     return flat_results(case.func, case.mutated, args, kwargs, results)
+
+
+def evaluate_trial(
+    case: Case, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[str, ...], tuple[Value, ...]]:
+    """As `evaluate`, on inputs whose sizes may not fit each other.
+
+    Raises:
+        ValueError: They do not, and the kernel would read or write outside of them.
+        RuntimeError: The operator refuses them; or another exception of its own.
+    """
+    named = replace(case, args=args, kwargs=kwargs).arguments()
+    why = why_out_of_bounds(schema_of(case.func).name, named)
+    if why:
+        raise ValueError(why)
+    return evaluate(case, args, kwargs)
 
 
 def _on_cpu(func: torch._ops.OpOverload) -> Callable[..., Any]:

@@ -99,7 +99,7 @@ def test_one_gpu_against_itself_in_float64_matches(make):
     assert_same(train(make, "cuda", steps=2, run=run), plain)
     counts = run.counts()
     assert counts[Status.MISMATCH] == counts[Status.ERROR] == 0, run.findings()
-    assert counts[Status.MATCH] > 80
+    assert counts[Status.MATCH] > 50
 
 
 def test_tf32_is_found_without_another_device():
@@ -107,7 +107,8 @@ def test_tf32_is_found_without_another_device():
     with shadowrun.compare("cuda[tf32=on]", ref="cuda[compute=float64,tf32=off]") as run:
         a @ b
     (record,) = run.records(status=Status.MISMATCH)
-    assert (record.call.op, record.verdict.explanation) == ("aten::mm", "inputs rounded to tf32")
+    assert (record.call.op, record.verdict.cause) == ("aten::mm", Cause.REDUCED_PRECISION)
+    assert record.verdict.explanation.startswith("inputs rounded to tf32")
 
 
 def test_one_gpu_with_itself_matches():

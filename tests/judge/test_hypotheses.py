@@ -42,6 +42,18 @@ def half_sums(a, b):
     return total.float()
 
 
+def with_ties(t):
+    tied = t.clone()
+    tied.view(torch.int32)[::3] &= ~0x3FFF
+    tied.view(torch.int32)[::3] |= 0x1000
+    return tied
+
+
+def tf32_to_even(t):
+    bits = t.view(torch.int32)
+    return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32)
+
+
 def wrong_when_strided(x, w):
     return x @ w if x.is_contiguous() else x.mT.contiguous().view(x.shape) @ w
 
@@ -61,6 +73,14 @@ CASES = {
         lambda a, b: truncated(a) @ truncated(b),
         A,
         B,
+    ),
+    # Of 13 dropped bits, one number in 8,192 lies in the middle: as many terms have a result or two.
+    "inputs rounded to tf32 (ties to even)": (
+        Cause.REDUCED_PRECISION,
+        aten.mm.default,
+        lambda a, b: tf32_to_even(a) @ tf32_to_even(b),
+        with_ties(A),
+        with_ties(B),
     ),
     "inputs rounded to bf16": (
         Cause.REDUCED_PRECISION,

@@ -14,6 +14,7 @@ from shadowrun.judge.judge import Judge
 from shadowrun.judge.remembered_bounds import RememberedBounds
 from shadowrun.numerics.diff import native_diff
 from shadowrun.operators.case import Case, flat_results
+from shadowrun.operators.vendor_ops import evaluate_trial
 from shadowrun.replay.comparator import bytes_for_oracle
 
 aten = torch.ops.aten
@@ -287,3 +288,40 @@ def test_a_comparison_says_what_was_judged_by_slices():
     (found,) = run.findings()
     assert (found.kind, found.op) == ("mismatch", "aten::_softmax")
     assert "by slices, the farthest among them" in found.evidence
+
+
+SQUARES = {
+    "mm": (aten.mm.default, (r(200, 200), r(200, 200, seed=1))),
+    "layer norm": (aten.native_layer_norm.default, (r(150, 150), [150], r(150), r(150, seed=1), 1e-5)),
+    "RMS norm": (aten._fused_rms_norm.default, (r(1, 150, 150), [150], r(150), None)),
+    "softmax backward": (
+        aten._log_softmax_backward_data.default,
+        (r(150, 150), r(150, 150, seed=1).log_softmax(1), 1, torch.float32),
+    ),
+    "loss": (
+        aten.nll_loss_backward.default,
+        (torch.tensor(1.0), r(150, 150), ints(150, 150), None, 1, -100, torch.tensor(150.0)),
+    ),
+}
+"""Calls of which several dimensions have one size, so that wrong ways to slice them suggest themselves."""
+
+
+@pytest.mark.parametrize("name", SQUARES)
+def test_the_reference_runs_on_no_slices_that_do_not_fit(name, monkeypatch):
+    """On an accelerator such a call may end the use of the device by the whole process."""
+    case, ran, sliced, original = case_of(SQUARES[name], first_result(rounded)), [], [], large_results._case
+
+    def reference(args, kwargs):
+        ran.append(args)
+        return case.run_reference(args, kwargs)
+
+    monkeypatch.setattr(large_results, "_case", lambda *args: sliced.append(args) or original(*args))
+    verdict, *_ = large_results.by_slices(dataclasses.replace(case, run_reference=reference), Judge().examine)
+    assert verdict.status is Status.MATCH
+    # Each run is that of slices which were accepted.
+    assert len(ran) == len(sliced) > 0, [[getattr(a, "shape", a) for a in args] for args in ran]
+
+
+def test_slices_that_a_kernel_would_read_outside_of_are_not_tried():
+    with pytest.raises(ValueError, match="normalized_shape"):
+        evaluate_trial(case_of(SQUARES["RMS norm"], first_result(rounded)), (r(1, 150, 20), [150], r(20), None), {})

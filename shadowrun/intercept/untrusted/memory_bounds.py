@@ -161,6 +161,20 @@ def _same_shape(*names: str) -> ArgumentCheck:
     return check
 
 
+def _inner_shape(given: NamedArguments) -> Iterator[str]:
+    shape = given.get("normalized_shape")
+    if not isinstance(shape, (list, tuple)) or not all(type(n) is int for n in shape):
+        return
+    # The CPU's RMS norm takes the last dimensions whatever their size, and CUDA's reads as many elements as it is told.
+    x = given.get("input")
+    if isinstance(x, torch.Tensor) and tuple(x.shape[x.dim() - len(shape) :]) != tuple(shape):
+        yield "normalized_shape is not that of the input's last dimensions"
+    for name in ("weight", "bias"):
+        t = given.get(name)
+        if isinstance(t, torch.Tensor) and tuple(t.shape) != tuple(shape):
+            yield f"{name} is not of normalized_shape"
+
+
 def _padded(n_dims: int) -> ArgumentCheck:
     def check(given: NamedArguments) -> Iterator[str]:
         padding = given.get("padding")
@@ -447,6 +461,7 @@ _FAMILIES: Final[dict[str, ArgumentCheck]] = {
     "_masked_softmax_backward": _same_shape("grad_output", "output", "mask"),
     **{f"(reflection|replication)_pad{n}d(_backward)?": _padded(n) for n in (1, 2, 3)},
     **{f"_adaptive_avg_pool{n}d_backward": _planes(n) for n in (2, 3)},
+    r"_fused_rms_norm(_backward)?": _inner_shape,
     "_weight_norm_interface": _weight_norm,
     "_pdist_(forward|backward)": _pairs,
     "unfold_backward": _unfolded,

@@ -282,11 +282,11 @@ def rounded_inputs(call: MismatchedCall) -> str | None:
     if len(judged) < len(call.mismatches) or all(1000 * f.bad.size < f.actual.numel() for f in judged):
         return None  # Rounded inputs change most results, not a few; and 16-bit inputs would stay as they are.
     if all(f.bad.size < 2 < f.actual.numel() for f in judged):
-        return None  # One element has the value of one of six roundings too easily.
+        return None  # One element has the value of one of seven roundings too easily.
     is_operand = operands_of(call.case)
     operands = {is_operand(t) for t in tensors(call.case.args, call.case.kwargs) if t.is_floating_point()}
     # Only matrix units compute in tf32, so it is the first guess for products and the last for all others.
-    names = _ROUNDINGS if call.case.facts.accumulates else _ROUNDINGS[2:] + _ROUNDINGS[:2]
+    names = _ROUNDINGS if call.case.facts.accumulates else _ROUNDINGS[_TF32:] + _ROUNDINGS[:_TF32]
     for name, change in sorted(names, key=lambda n: call.known != f"{ROUNDED_INPUTS}{n[0]}"):
         if len(operands) == 2 and holds_on_changed_inputs(call, change, is_operand):
             return f"{ROUNDED_INPUTS}{name}"
@@ -306,6 +306,7 @@ def _in_float64(rounding: InputRounding) -> Callable[[torch.Tensor], torch.Tenso
 
 
 _ROUNDINGS: Final = tuple((name, _in_float64(rounding)) for name, rounding in IN_FLOAT32.items())
+_TF32: Final = sum(name.startswith("tf32") for name in IN_FLOAT32)
 
 
 def rounding_named(explanation: str) -> InputRounding | None:
