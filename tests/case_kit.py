@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from shadowrun.operators.case import Case, exact_copy, flat_results
+from shadowrun.operators.vendor_ops import COUNTERPARTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +17,11 @@ _HIDDEN = {"aten::native_batch_norm": ("running_mean", "running_var")}
 
 
 def make_case(op: Any, target: Callable[..., Any], *args: Any, previous: Any = None, **kwargs: Any) -> Case:
-    """A case of `op` on `args` whose target runs `target` with the same arguments (it may write to them)."""
+    """A case of `op` on `args` whose target runs `target` with the same arguments (it may write to them).
+
+    Of another device's operator, the CPU has a counterpart.
+    """
+    target = COUNTERPARTS.get(op.name(), target) if target is op else target
     schema = op._schema
     written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
     written |= set(_HIDDEN.get(op.name(), ()))
@@ -32,7 +37,18 @@ def make_case(op: Any, target: Callable[..., Any], *args: Any, previous: Any = N
 
         return run
 
-    case = Case(op, args, kwargs, mutated, (), (), (), runner(target), runner(op), previous_actual=previous)
+    case = Case(
+        op,
+        args,
+        kwargs,
+        mutated,
+        (),
+        (),
+        (),
+        runner(target),
+        runner(COUNTERPARTS.get(op.name(), op)),
+        previous_actual=previous,
+    )
     expected = case.run_reference(*case.fresh_inputs())
     names_expected = tuple(names)
     actual = case.run_target(*case.fresh_inputs())

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shadowrun.judge.rounding.attention_sizes import attention_gradient_sizes, attention_sizes
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -133,6 +135,57 @@ def _layer_norm_backward(named: dict[str, Any], _: Any) -> Sizes:
     if batch:
         moved, square = moved.sum(batch), square.sum(batch)
     return found, _root(moved), square.sqrt_()
+
+
+def _rms_norm(named: dict[str, Any], expected: Any) -> Sizes:
+    x, rows, n, weight = (*_rms(named), named["weight"])
+    rstd = expected[1]
+    square = (x * rstd).square_()
+    # Sum over j of (n_i n_j) ** 2 (delta_ij - n_i n_j / n) ** 2, and the weight's own error.
+    found = _of_rms(square, square, rows, n)
+    if weight is not None:
+        found = found.add_(square).mul_(weight * weight)
+    return _root(found), _root((square * square).sum(rows, True)).div_(n).mul_(rstd)
+
+
+def _rms_norm_backward(named: dict[str, Any], _: Any) -> Sizes:
+    x, rows, n, weight = (*_rms(named), named["weight"])
+    grad, rstd = named["grad_out"], named["rstd"]
+    normal = x * rstd
+    a = grad if weight is None else grad * weight
+    product = a * normal
+    mean = product.sum(rows, True).div_(n)
+    # The gradient and the weight are off each by itself, and enter alike; x and the statistics enter both terms.
+    found = _of_rms(a * a, normal * normal, rows, n).mul_(1.0 if weight is None else 2.0)
+    moved = normal * normal
+    of_x = (product * (1.0 / n) + mean).square_()
+    of_x.add_((product * product).sum(rows, True), alpha=1.0 / (n * n)).mul_(moved)
+    found.add_(of_x).add_((a - normal * (3.0 * mean)).square_())
+    batch = tuple(range(x.dim() - len(named["normalized_shape"])))
+    of_weight = (grad * normal).square_().mul_(3.0)
+    return _root(found).mul_(rstd), _root(of_weight.sum(batch) if batch else of_weight)
+
+
+def _rms(named: dict[str, Any]) -> tuple[torch.Tensor, tuple[int, ...], int]:
+    shape = named["normalized_shape"]
+    return named["input"], _inner(shape), prod(shape)
+
+
+def _of_rms(values: torch.Tensor, square: torch.Tensor, rows: tuple[int, ...], n: int) -> torch.Tensor:
+    """Sum over j of ``values_j * (delta_ij - normal_i normal_j / n) ** 2``, with the squares of the normals."""
+    total = (values * square).sum(rows, True)
+    return (square * (-2.0 / n)).add_(1.0).mul_(values).add_(square * total, alpha=1.0 / (n * n))
+
+
+def _cudnn_batch_norm(named: dict[str, Any], expected: Any) -> Sizes:
+    others = {"momentum": named["exponential_average_factor"], "eps": named["epsilon"]}
+    # The running statistics are no results in its schema.
+    return _batch_norm(named | others, expected)[:3]
+
+
+def _cudnn_batch_norm_backward(named: dict[str, Any], expected: Any) -> Sizes:
+    others = {"grad_out": named["grad_output"], "save_invstd": named["save_var"], "train": True}
+    return _batch_norm_backward(named | others, expected)
 
 
 def _batch_norm_backward(named: dict[str, Any], _: Any) -> Sizes:
@@ -265,6 +318,10 @@ def _inner(shape: Any) -> tuple[int, ...]:
 
 
 _FORMULAS: dict[str, Callable[[dict[str, Any], Any], Sizes]] = {
+    "aten::_fused_rms_norm": _rms_norm,
+    "aten::_fused_rms_norm_backward": _rms_norm_backward,
+    "aten::cudnn_batch_norm": _cudnn_batch_norm,
+    "aten::cudnn_batch_norm_backward": _cudnn_batch_norm_backward,
     "aten::native_batch_norm": _batch_norm,
     "aten::native_batch_norm_backward": _batch_norm_backward,
     "aten::native_group_norm": _group_norm,
@@ -280,3 +337,6 @@ _FORMULAS: dict[str, Callable[[dict[str, Any], Any], Sizes]] = {
     "aten::silu_backward": _silu_backward,
     "aten::tanh_backward": _tanh_backward,
 }
+for _name in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"):
+    _FORMULAS[f"aten::_scaled_dot_product_{_name}"] = attention_sizes
+    _FORMULAS[f"aten::_scaled_dot_product_{_name}_backward"] = attention_gradient_sizes
