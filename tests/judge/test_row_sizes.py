@@ -297,3 +297,32 @@ def test_attention_of_many_scores_is_left_to_the_oracle(monkeypatch):
     op, args = attention(2, 30, 20, 8)
     monkeypatch.setattr(attention_sizes, "MAX_SCORES", 599)
     assert row_sizes(make_case(op, op, *args)) is None
+
+
+@pytest.mark.parametrize("name", ["batch norm", "batch norm, backward", "group norm, backward"])
+def test_float32_results_of_16_bit_inputs(make_case, name):
+    """What autocast makes of a norm: statistics and gradients of the weight stay in float32."""
+    op, args = CALLS[name]
+    shape = next(a for a in args if isinstance(a, torch.Tensor)).shape
+    short = [a.bfloat16() if isinstance(a, torch.Tensor) and a.shape == shape else a for a in args]
+
+    def wide(*args):
+        double = [a.double() if isinstance(a, torch.Tensor) else a for a in args]
+        right = op(*[a.clone() if isinstance(a, torch.Tensor) else a for a in args])
+        out = op(*double)
+        for mine, theirs in zip(args, double, strict=True):
+            if isinstance(mine, torch.Tensor):
+                mine.copy_(theirs)
+        return tuple(None if t is None else t.to(r.dtype) for t, r in zip(out, right, strict=True))
+
+    case = make_case(op, wide, *short)
+    in_float32 = [k for k, e in enumerate(case.expected) if e.dtype is torch.float32]
+    assert in_float32
+    found = verdicts(case)
+    assert all(found[k] is not None for k in in_float32)
+    for k in in_float32:
+        off = list(case.expected)
+        worst = off[k].flatten().abs().argmax()
+        off[k] = off[k].clone()
+        off[k].view(-1)[worst] *= 1 + 2.0**-14
+        assert verdicts(replace(case, actual=tuple(off)))[k] is None

@@ -221,8 +221,10 @@ class ClosenessCheck:
         if not self._has_rows:
             return False
         given = [t for t in tensors((*case.args, *case.expected), case.kwargs) if t.is_floating_point()]
-        # Sums in 16 bits are accumulated in float32: these sizes are for one dtype.
-        plain = len({t.dtype for t in given}) == 1 and all(t.layout is torch.strided for t in given)
+        # Statistics and gradients of 16-bit inputs are computed in float32, as these sizes are.
+        dtypes = {t.dtype for t in given}
+        of_float32 = torch.float32 in dtypes and dtypes <= {torch.float32, torch.bfloat16, torch.float16}
+        plain = (len(dtypes) == 1 or of_float32) and all(t.layout is torch.strided for t in given)
         return plain and _ROW_COPIES * max(t.nbytes for t in given) <= self._max_bytes
 
     def _size(self, position: int, where: torch.Tensor) -> torch.Tensor | None:

@@ -32,10 +32,11 @@ def has_row_sizes(op: str) -> bool:
 def row_sizes(case: Case) -> Sizes | None:
     """Standard deviation of each result where each input is off by a unit roundoff, in unit roundoffs.
 
-    Values that are not finite mean: not known. None where the results are not those of the formula.
+    Values that are not finite mean: not known. None where the results are not those of the formula. Inputs of 16 bits
+    are taken as they are, with errors of float32: the sizes are for results in float32.
     """
-    named = case.arguments()
-    sizes = _FORMULAS[case.op](named, case.expected)
+    named = {name: _in_float32(value) for name, value in case.arguments().items()}
+    sizes = _FORMULAS[case.op](named, tuple(map(_in_float32, case.expected)))
     if len(sizes) != len(case.expected):
         # A gradient that is not wanted is no result.
         wanted = named.get("output_mask", ())
@@ -294,6 +295,11 @@ def _silu_backward(named: dict[str, Any], expected: Any) -> Sizes:
     # The derivative of s + x s (1 - s).
     slope = s.mul(-2.0).add_(1.0).mul_(x).add_(2.0)
     return (slope.mul_(s).mul_(1.0 - s).mul_(x).mul_(named["grad_output"]).hypot_(expected[0]),)
+
+
+def _in_float32(value: Any) -> Any:
+    is_short = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.to(torch.float32) if is_short else value
 
 
 def _n_elements(value: Any) -> int:
