@@ -65,10 +65,12 @@ def code_line(text: str, length: int) -> str:
 
 
 def _shown(text: str) -> str:
-    text = _COMMANDS.sub(r"\g<0> ", text)
+    if "::" in text or "##" in text or "[[" in text:  # of most long texts none
+        text = _COMMANDS.sub(r"\g<0> ", text)
     if text.isascii() and text.isprintable():
         return text
-    return text.translate({ord(char): "\ufffd" for char in set(text) if not _is_visible(char)})
+    hidden = {ord(char): "\ufffd" for char in set(text) if not _is_visible(char)}
+    return text.translate(hidden) if hidden else text
 
 
 @functools.lru_cache(maxsize=1 << 14)
