@@ -7,6 +7,7 @@ environment may have torch and nothing else: it imports torch, the standard libr
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import platform
 import select
@@ -36,6 +37,9 @@ _clock = time.perf_counter_ns
 
 def main(descriptor: int) -> None:
     """Serve calls until the parent has ended."""
+    # What was imported stays: the collector, which was off until here, need not go through a million objects of torch.
+    gc.freeze()
+    gc.enable()
     with contextlib.suppress(ImportError, ValueError, OSError):  # a crash is reported; its core file has no use
         import resource
 

@@ -33,7 +33,8 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 # Run by the interpreter that the user names: nothing here may need a new Python before the version is checked.
 # Another interpreter keeps its own packages; of ours it gets shadowrun alone, not the folder that contains it.
 _START = f"""
-import sys
+import gc, sys
+gc.disable()
 if sys.version_info < (3, 11):
     sys.exit("Python %d.%d is too old, 3.11 is needed" % sys.version_info[:2])
 descriptor, package, path = int(sys.argv[1]), sys.argv[2], sys.argv[3:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -60,12 +61,16 @@ def main(entry: str, settings: dict[str, Any], lines: int, lifeline: int, page: 
     threading.Thread(target=_exit_with_parent, args=(lifeline,), daemon=True).start()
     channel = Channel(lines, page)
     module, _, name = entry.partition(":")
+    # The collector would go through a million objects of torch several times while it is imported.
+    gc.disable()
     try:
         import_inherited()  # `--import` registered devices in the parent only
         run: Callable[[dict[str, Any]], None] = getattr(importlib.import_module(module), name)(settings, channel)
     except ShadowrunError as error:
         channel.send({"broken": str(error), "slug": error.slug})
         return
+    gc.freeze()
+    gc.enable()
     channel.send({"ready": os.getpid()})
     for line in sys.stdin:
         run(json.loads(line))
