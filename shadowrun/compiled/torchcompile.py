@@ -434,7 +434,16 @@ def _asked(wrapper: Any) -> CompileRequest:
 
 def module_of(resolve_backend: Compiler) -> str:
     """Name of the module that has the function behind a compiler; empty for Inductor's. Seen on 2.11 and 2.13."""
-    return str(getattr(getattr(resolve_backend, "compiler_fn", None), "__module__", ""))
+    return _module(getattr(resolve_backend, "compiler_fn", None))
+
+
+def _module(function: Any) -> str:
+    # Of the package that made it: `aot_autograd` and `partial` give objects of torch's and Python's classes.
+    given = getattr(function, "kwargs", None)
+    function = given.get("fw_compiler", function) if isinstance(given, dict) else function
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__module__", ""))
 
 
 def modules_of_backend(name: str) -> set[str]:
@@ -444,7 +453,7 @@ def modules_of_backend(name: str) -> set[str]:
     """
     torch.compiler.list_backends()  # torch registers its own, such as `tvm`, which imports a package, when first asked
     if name in _registered:
-        return {str(getattr(_registered[name], "__module__", ""))}
+        return {_module(_registered[name])}
     return {entry.module for entry in importlib.metadata.entry_points(group="torch_dynamo_backends", name=name)}
 
 

@@ -13,12 +13,14 @@ import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch._dynamo.backends import registry
+from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shadowrun import limits
@@ -593,12 +595,13 @@ def test_imports_do_not_let_a_file_choose_a_backend_of_torch_that_imports_anothe
     assert "--import MODULE. " in capsys.readouterr().err
 
 
-def test_a_package_that_was_named_stands_for_its_modules(monkeypatch):
+@pytest.mark.parametrize("wrapped", [lambda f: f, partial, lambda f: aot_autograd(fw_compiler=partial(f))])
+def test_a_package_that_was_named_stands_for_its_modules(monkeypatch, wrapped):
     def compiler():
         """In a module of the package `vendor`, whose import registered it."""
 
     compiler.__module__ = "vendor.backend"
-    monkeypatch.setitem(registry._COMPILER_FNS, "vendored", compiler)
+    monkeypatch.setitem(registry._COMPILER_FNS, "vendored", wrapped(compiler))
     folder = folder_of()
     changed(folder, compile=["vendored"])
     folder = CampaignFolder.open(folder.path)
