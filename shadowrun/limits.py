@@ -130,8 +130,10 @@ class CurrentCall:
 
     Attributes:
         ended: What ended an earlier child at a call, by the number of the call: it must not be made again.
+        PAGER: Number that says that a person reads what the child has shown.
     """
 
+    PAGER: Final = -2
     _HEAD: Final = struct.Struct("<qH")
 
     def __init__(self) -> None:

@@ -110,7 +110,8 @@ def _wait_for(pid: int, mask: Iterable[int]) -> tuple[int, bool]:
     waits_s = [_AFTER_SECOND_S, _AFTER_INTERRUPT_S]
 
     def interrupt(*_: object) -> None:
-        if waits_s:
+        # In a pager Ctrl-C ends a search, and the person may go on reading for hours.
+        if waits_s and current_call.read()[0] != current_call.PAGER:
             signal.setitimer(signal.ITIMER_REAL, waits_s.pop())
 
     def forward(number: int, _: FrameType | None) -> None:

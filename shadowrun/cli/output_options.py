@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from shadowrun import report
 from shadowrun.errors import UsageError
+from shadowrun.limits import current_call
 from shadowrun.report import FORMATS, ISSUE_FORMATS, STDOUT, output_of
 
 if TYPE_CHECKING:
@@ -196,9 +197,11 @@ def show_by_pager(text: str) -> bool:
     except OSError:
         return False
     # The user may leave before the end, and Ctrl-C is the pager's: it ends a search.
+    current_call.begin(current_call.PAGER, "")
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
         process.communicate(text)
     while process.poll() is None:
         with contextlib.suppress(KeyboardInterrupt):
             process.wait()
+    current_call.begin(-1, "")
     return True

@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import os
+import shlex
 import shutil
 import signal
 import sqlite3
@@ -1061,6 +1062,38 @@ if ended is None:
     time.sleep(60)
 sys.exit(ended)
 """
+
+
+def test_interrupts_in_a_pager_do_not_end_the_report(tmp_path):
+    """Ctrl-C there ends a search; the person goes on reading."""
+    pager = tmp_path / "pager.py"
+    pager.write_text(
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "sys.stdin.read(); print(os.getpid(), flush=True); time.sleep(4); print('left', flush=True)\n"
+    )
+    program = (
+        "import signal, sys\n"
+        "from shadowrun.cli import child_process, output_options\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "child_process._AFTER_INTERRUPT_S = 1.0\n"
+        "if (ended := child_process.in_child()) is None:\n"
+        "    output_options.show_by_pager('a report'); sys.exit(5)\n"
+        "sys.exit(ended)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, "SHADOWRUN_PAGER": shlex.join([sys.executable, str(pager)])},
+    )
+    assert int(process.stdout.readline())
+    for _ in range(3):
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.3)
+    assert process.communicate(timeout=60)[0].strip() == b"left"
+    assert process.returncode == 5
 
 
 @pytest.mark.parametrize(
