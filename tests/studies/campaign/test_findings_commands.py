@@ -30,7 +30,7 @@ def campaign(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(where)
         write_zoo(where / "z", [program_of("mm", "tests", MM), program_of("erfinv", "tests", ERFINV)], ())
-        options = ("--target", "sim", "--flaws", FLAWS, "--zoo", "z", "--jobs", "1", "--n", "6")
+        options = ("--target", "sim", "--flaws", FLAWS, "--zoo", "z", "--jobs", "1", "--n", "3")
         assert main(["campaign", "run", "c", *options, "--mutators", "batch-slice,layout"]) == 0
     return where
 
@@ -46,7 +46,7 @@ def found(here):
     return store, {c.signature.op: c for c in causes_of(store)}
 
 
-def test_a_script_for_each_root_cause(here, capsys):
+def test_a_script_for_each_root_cause(here, quick, capsys):
     assert main(["campaign", "repro", "c", "--time-limit", "10"]) == 0
     said = capsys.readouterr().out
     assert "crash aten::erfinv: " in said

@@ -1,5 +1,6 @@
 """Scripts of root causes: minimised, at most 15 lines, run as a reader runs them, and showing what they claim."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -52,14 +53,27 @@ def found(settings, recipe, programs=PROGRAMS, target=0):
     return Wanted(signature(findings[0]), (findings[0].explanation,), target, recipe)
 
 
-def printed(text, folder, **environment):
-    """What a script prints in a new process, by platform; inputs may stand next to it."""
+def said(quick, text, folder):
+    """What a script prints in a forked process; inputs may stand next to it."""
+    path = folder / "shown.py"
+    path.write_text(text, encoding="utf-8")
+    with contextlib.chdir(folder):
+        done = quick.try_script(path)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def said_anew(text, folder, **environment):
+    """What a script prints in a new process, as a reader starts it."""
     environment = {**os.environ, **environment}
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-"], input=text, capture_output=True, text=True, check=True, cwd=folder, env=environment
-    )
+    ).stdout
+
+
+def by_platform(text):
     platform, shown = "", {}
-    for line in done.stdout.splitlines():
+    for line in text.splitlines():
         head, brace, rest = line.partition(" {")
         platform = head if brace else platform
         shown[platform] = shown.get(platform, "") + (rest if brace else line.strip())
@@ -83,11 +97,11 @@ def test_a_planted_flaw_is_shown_on_the_device_with_the_fewest_mutations(clean_s
     assert made.repro.shows_fault, (made.repro.said, made.repro.notes)
     assert made.repro.inputs == "self f32[1, 1], mat2 f32[1, 1]"
     assert len(made.text.splitlines()) <= MAX_LINES
-    shown = printed(made.text, tmp_path / "script")
+    shown = by_platform(said_anew(made.text, tmp_path / "script"))
     assert set(shown) == {"cpu", "sim"}
     assert shown["cpu"] != shown["sim"]
     # Without its flaw the device agrees: what the script shows is the flaw.
-    shown = printed(made.text.replace('flaws=["matmul-in-bf16"]', "flaws=[]"), tmp_path / "script")
+    shown = by_platform(said(quick, made.text.replace('flaws=["matmul-in-bf16"]', "flaws=[]"), tmp_path / "script"))
     assert shown["cpu"] == shown["sim"]
 
 
@@ -99,7 +113,7 @@ def test_a_real_difference_of_two_settings_needs_plain_torch_only(quick, tmp_pat
     assert made.repro.shows_fault, (made.repro.said, made.repro.notes)
     assert "shadowrun" not in made.text
     assert len(made.text.splitlines()) <= MAX_LINES
-    shown = printed(made.text, tmp_path / "script")
+    shown = by_platform(said(quick, made.text, tmp_path / "script"))
     assert "tensor([[0.]])" in shown["cpu[flush_denormal=on]"]
     assert "e-4" in shown["cpu"]
 
@@ -115,7 +129,7 @@ def test_a_real_difference_of_two_instruction_sets_is_run_twice(quick, tmp_path)
     made = write_script(found(settings, Recipe("0c"), programs), programs, settings, tmp_path / "script", OPTIONS)
     assert "with ATEN_CPU_CAPABILITY=default in front" in made.text
     assert "shadowrun" not in made.text
-    both = [printed(made.text, tmp_path / "script", ATEN_CPU_CAPABILITY=isa) for isa in ("default", "")]
+    both = [by_platform(said_anew(made.text, tmp_path / "script", ATEN_CPU_CAPABILITY=isa)) for isa in ("default", "")]
     assert both[0] != both[1]
 
 
@@ -133,11 +147,9 @@ def test_what_the_reference_shows_against_itself_needs_no_device(quick, tmp_path
     assert made.repro.shows_fault, (made.repro.said, made.repro.notes)
     assert "shadowrun" not in made.text
     assert len(made.text.splitlines()) <= MAX_LINES
-    done = subprocess.run(
-        [sys.executable, "-"], input=made.text, capture_output=True, text=True, check=True, cwd=tmp_path / "script"
-    )
-    assert "inf" in done.stdout
-    assert "e+38" in done.stdout
+    shown = said(quick, made.text, tmp_path / "script")
+    assert "inf" in shown
+    assert "e+38" in shown
 
 
 LEAKY = Graph((Input("x", (5, 7)),), (Node(aten.leaky_relu.default, (Ref(-1),)),), (Ref(0),))
@@ -166,10 +178,8 @@ def test_other_pairs_have_scripts_too(clean_sim, quick, tmp_path, relation, flaw
     assert made.repro.shows_fault, (made.repro.said, made.repro.notes)
     assert "free text" not in made.text + made.repro.script.read_text()
     assert len(made.text.splitlines()) <= MAX_LINES
-    done = subprocess.run(
-        [sys.executable, "-"], input=made.text, capture_output=True, text=True, check=True, cwd=tmp_path / "script"
-    )
-    shown = [line.partition(" {")[0].partition(" tensor")[0] for line in done.stdout.splitlines() if line[0].isalpha()]
+    lines = said(quick, made.text, tmp_path / "script").splitlines()
+    shown = [line.partition(" {")[0].partition(" tensor")[0] for line in lines if line[0].isalpha()]
     assert tuple(shown) == forms
 
 
