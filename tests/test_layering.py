@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1] / "shadowrun"
-BASE = {"types", "errors", "limits", "settings", "config", "strided"}
+BASE = {"types", "errors", "limits", "settings", "config", "strided", "current_folder"}
 CALL = BASE | {"native", "torch_versions", "torch_private", "platforms", "facts", "intercept", "numerics", "operators"}
 CALL |= {"store"}
 MAY_IMPORT = {
     "types": set(),
     "errors": set(),
     "strided": set(),
+    "current_folder": set(),
     "limits": {"errors"},
     "native": set(),
     "torch_versions": {"errors", "native"},

@@ -13,10 +13,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from typing import TYPE_CHECKING
 
+from shadowrun.current_folder import has_empty_folder
 from shadowrun.errors import ShadowrunError
 from shadowrun.limits import bounded_memory, current_call
 
@@ -62,6 +65,8 @@ def in_child(allowance: ResourceLimits | None = None) -> int | None:
 
 def _in_one_child(allowance: ResourceLimits | None) -> int | None:
     """As `in_child`; `_AGAIN` where a call ended the child that another child can leave out."""
+    # Made and removed by the parent: a call may end the child at any time.
+    folder = "" if allowance is not None else _new_folder()
     # What waits in the buffers would be written by both processes.
     sys.stdout.flush()
     sys.stderr.flush()
@@ -72,8 +77,11 @@ def _in_one_child(allowance: ResourceLimits | None) -> int | None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if allowance is not None:
             allowance.bound_time_and_disk()
+        has_empty_folder(folder)
         return None
     status, is_interrupted = _wait_for(pid, before)
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
     if status >= 0:
         return status
     if allowance is None and _left_out(-status):
@@ -94,6 +102,22 @@ def _in_one_child(allowance: ResourceLimits | None) -> int | None:
         "has inputs that a kernel does not check, or took all memory. `shadowrun report` runs no call.",
         slug="calls-ended-process",
     )
+
+
+def _new_folder() -> str:
+    """The current folder of calls, see `current_folder`.
+
+    Raises:
+        ShadowrunError: None can be made.
+    """
+    try:
+        return tempfile.mkdtemp(prefix="shadowrun-")
+    except OSError as error:
+        raise ShadowrunError(
+            f"No folder can be made for the calls of the file to run in ({error.strerror}): set TMPDIR to a folder in "
+            "which you may write.",
+            slug="unusable-path",
+        ) from error
 
 
 def _wait_for(pid: int, mask: Iterable[int]) -> tuple[int, bool]:

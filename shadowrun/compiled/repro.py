@@ -28,6 +28,7 @@ from shadowrun.compiled.outcome import error_text
 from shadowrun.compiled.probe_graphs import Probe, call_probe, eager_values, prefix, tensor_nodes
 from shadowrun.compiled.regions.captured_region import CapturedRegion, constants_as_inputs
 from shadowrun.compiled.rounding import RandomResults
+from shadowrun.current_folder import in_empty_folder
 from shadowrun.errors import UsageError
 from shadowrun.intercept.untrusted.checked_calls import graphs_of_file
 from shadowrun.intercept.untrusted.op_allowlist import Refused
@@ -189,6 +190,7 @@ class GraphScriptMaker:
             path=self._how.folder(), gone="the script does not show the fault: it needs more of the program around it",
         )  # fmt: skip
 
+    @in_empty_folder()
     def _allowed(self, probe: Probe) -> list[float | torch.Tensor]:
         """By how much each result may differ."""
         random_results = RandomResults()
@@ -203,6 +205,7 @@ class GraphScriptMaker:
                     actual = probe.graph.values(compiled(*inputs), inputs)
         return allowed_differences(actual, expected, probe.graph.runs(probe.snapshot, random_results))
 
+    @in_empty_folder()
     def _part(self, seconds: float) -> Probe | None:
         """The smallest part of the graph that shows it; None where only the whole does."""
         graph, snapshot = self._graph, self._snapshot
@@ -373,6 +376,7 @@ class _RegionSearch:
         notes: What a reader should know.
     """
 
+    @in_empty_folder()
     def __init__(self, region: CapturedRegion, name: str, seconds: float, *, is_own: bool) -> None:
         self._until = time.monotonic() + seconds
         graph = Graph(region.module)

@@ -15,6 +15,7 @@ import torch
 from shadowrun import sim
 from shadowrun.analysis import without_numbers
 from shadowrun.config import Config
+from shadowrun.current_folder import in_empty_folder
 from shadowrun.errors import DataFileError, ShadowrunError, UsageError
 from shadowrun.intercept.plan import Action, OpPlan, make_plan
 from shadowrun.intercept.torchapi import as_in_handler
@@ -188,6 +189,7 @@ class CallReplayer:
         self._runs = PlatformRuns(config, self.target, self.ref, self._sink)
 
     def __enter__(self) -> Self:
+        self._stack.enter_context(in_empty_folder())
         if self._flaws is not None:  # the device as it was in the run
             self._stack.enter_context(sim.flaws(*self._flaws))
         for executor in (self.target, self.ref):

@@ -11,11 +11,14 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shadowrun.current_folder import from_folder_of_user
 from shadowrun.replay.memory_effects import GUARD_BYTES
 from shadowrun.repro.call_code import needs_layout
 from shadowrun.repro.quoting import Code, code, dotted_name, in_comment, in_docstring, literal
@@ -26,7 +29,6 @@ from shadowrun.types import Cause, Permissions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     import jinja2
 
@@ -284,12 +286,14 @@ def run_script(script: Path, limit_s: float, path: Path | None = None) -> subpro
     # Files in the folder of the script, which may have been there before, are not to be imported as modules.
     # The variable holds for processes that the script starts too; `-P` for the script only.
     environment = {k: v for k, v in os.environ.items() if k != "SIM_FLAWS"} | {"PYTHONSAFEPATH": "1"}
-    if path is not None:
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(path), environment.get("PYTHONPATH"))))
-    return subprocess.run(  # noqa: S603 - the script that was just written
-        [sys.executable, "-P", str(script.absolute())], capture_output=True, text=True, errors="replace",
-        timeout=limit_s, check=False, env=environment,
-    )  # fmt: skip
+    # What compilers find in the current folder is not theirs, see `current_folder`; names of the user's are from here.
+    folders = ["" if path is None else str(path), *environment.get("PYTHONPATH", "").split(os.pathsep)]
+    environment["PYTHONPATH"] = os.pathsep.join(str(from_folder_of_user(Path(name))) for name in folders if name)
+    with tempfile.TemporaryDirectory(prefix="shadowrun-", ignore_cleanup_errors=True) as empty:
+        return subprocess.run(  # noqa: S603 - the script that was just written
+            [sys.executable, "-P", str(script.absolute())], capture_output=True, text=True, errors="replace",
+            timeout=limit_s, check=False, env=environment, cwd=empty,
+        )  # fmt: skip
 
 
 def versions_text(content: Mapping[str, Any]) -> str:

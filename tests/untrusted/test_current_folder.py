@@ -8,18 +8,23 @@ from __future__ import annotations
 import ast
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import shadowrun
+from shadowrun import current_folder
 from shadowrun.cli import options
 from shadowrun.errors import UsageError
 from shadowrun.platforms import backends
 from shadowrun.platforms.plugins import import_plugins
 from shadowrun.studies.isolation.process import WorkerProcess, own_command
+from tests.compiled import models, regions
+from tests.untrusted import building
 
 PACKAGE = Path(shadowrun.__file__).parent
 # Each process of ours imports some of them. Torch's compiler starts one that imports `ctypes`.
@@ -125,3 +130,85 @@ def test_of_the_reset_of_a_device(tmp_path, monkeypatch, pwned):
     subprocess.run(options.reset_command(["cuda"]), check=True)
     assert Path("reset").exists()
     assert not pwned.exists()
+
+
+@pytest.fixture
+def linked(tmp_path, monkeypatch, pwned):
+    """The linker adds a file of the current folder to each library that it makes; where the libraries are made."""
+    if shutil.which("gcc") is None:
+        pytest.skip("needs gcc")
+    touches = f'__attribute__((constructor)) static void p(void) {{ fclose(fopen("{pwned}", "w")); }}'
+    Path("e.c").write_text(f"#include <stdio.h>\n{touches}")
+    subprocess.run(["gcc", "-c", "-fPIC", "e.c", "-o", "libgcc_s.so.1"], check=True)
+    built = tmp_path / "built"
+    built.mkdir()
+    monkeypatch.setenv("BUILD_IN", str(built))
+    subprocess.run([sys.executable, "-P", "-c", "from tests.untrusted import building; building.build()"], check=True)
+    if not pwned.exists():
+        pytest.skip("this linker looks elsewhere")
+    pwned.unlink()
+    shutil.rmtree(next(built.iterdir()))
+    return built
+
+
+def _make_files():
+    """A compiled graph, and calls."""
+    model, x = models.make("gated")
+    torch._dynamo.reset()
+    with regions.compare(file="graph.shadowrun"):
+        torch.compile(model, backend=building.tanh_is_wrong)(x)
+    with shadowrun.compare("cpu[threads=1]", file="x.shadowrun"):
+        building.doubled(torch.ones(3))
+    with shadowrun.record("x.shadowrec", capture=1 << 20):
+        building.doubled(torch.ones(3))
+
+
+OF_CALLS = ("replay x.shadowrec --target cpu", "slowdown x.shadowrun --target cpu --rounds 3")
+OF_SCRIPT = "repro graph.shadowrun --import tests.untrusted.building:tanh_is_wrong"
+
+
+@pytest.mark.parametrize("words", [OF_SCRIPT, *OF_CALLS])
+def test_of_compilers_that_calls_of_a_file_start(words, monkeypatch, linked, pwned):
+    monkeypatch.delenv("BUILD_IN")
+    _make_files()
+    monkeypatch.setenv("BUILD_IN", str(linked))
+    command = [sys.executable, "-P", "-m", "shadowrun", *words.split(), "--import", "tests.untrusted.building"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done
+    # A script runs in a process of its own.
+    assert len(list(linked.iterdir())) == 1 + (words == OF_SCRIPT), done.stdout
+    assert not pwned.exists()
+    if words == OF_SCRIPT:
+        assert f"{Path('repro', '01-compiled-graph-0-mismatch', 'repro.py')} (f32[1, 1]), exits 1 here" in done.stdout
+
+
+def builds(_settings, _channel):
+    """A worker whose tasks do."""
+    return lambda _: building.build()
+
+
+def test_of_compilers_that_a_worker_starts(linked, pwned):
+    worker = WorkerProcess(f"{__name__}:builds", {})
+    worker.begin("x", {})
+    worker._process.stdin.close()
+    worker._process.wait(100)
+    worker.end()
+    assert len(list(linked.iterdir())) == 1
+    assert not pwned.exists()
+    assert not Path(worker._folder.name).exists()
+
+
+def test_names_of_the_user_are_from_the_folder_that_was_left(tmp_path, pwned):
+    with current_folder.in_empty_folder():
+        assert current_folder.from_folder_of_user(Path("x")) == Path("x").absolute()
+    (tmp_path / "empty").mkdir()
+    here = Path.cwd()
+    current_folder.has_empty_folder(str(tmp_path / "empty"))
+    try:
+        for _ in range(2):
+            with current_folder.in_empty_folder(), current_folder.in_empty_folder():
+                assert Path.cwd() == tmp_path / "empty"
+                assert current_folder.from_folder_of_user(Path("x")) == here / "x"
+            assert Path.cwd() == here
+    finally:
+        current_folder.has_empty_folder("")

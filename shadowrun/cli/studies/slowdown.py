@@ -184,10 +184,12 @@ def _check_no_process(*platforms: Platform) -> None:
 def _measured(chosen: _Chosen, target: Platform, ref: Platform, rounds: int, seed: int) -> list[TimedCall]:
     import warnings
 
+    from shadowrun.current_folder import in_empty_folder
     from shadowrun.limits import current_call
     from shadowrun.studies.slowdown.timing import TimedCall, measure
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(in_empty_folder())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # operators warn at each of many calls
         for platform in (target, ref):

@@ -14,6 +14,7 @@ import weakref
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from shadowrun.current_folder import from_folder_of_user
 from shadowrun.errors import PlatformError
 from shadowrun.platforms import settings
 
@@ -152,12 +153,13 @@ def _interpreter(spec: PlatformSpec, name: str) -> str:
     path = Path(name)
     with contextlib.suppress(RuntimeError):  # there is no such user
         path = path.expanduser()
-    if path.is_dir():
+    if from_folder_of_user(path).is_dir():
         path = path / "bin" / "python"
+    place = from_folder_of_user(path)
     # A bare name is searched on PATH. Links are not resolved: a virtual environment is recognized by its python.
-    found = shutil.which(path)
+    found = shutil.which(path if path.name == str(path) else place)
     if found is None:
-        why = "may not be executed" if path.exists() else "does not exist"
+        why = "may not be executed" if place.exists() else "does not exist"
         raise PlatformError(f"Platform {str(spec)!r}: the interpreter {str(path)!r} {why}.", slug="no-worker")
     return str(Path(found).absolute())
 

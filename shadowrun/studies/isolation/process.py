@@ -22,7 +22,7 @@ __all__ = ["WorkerProcess", "own_command", "refuse_without_processes"]
 _START: Final = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]);"
     "from shadowrun.studies.isolation.worker_side import main;"
-    "main(sys.argv[2], json.loads(sys.stdin.readline()), *map(int, sys.argv[3:]))"
+    "main(*sys.argv[2:4], json.loads(sys.stdin.readline()), *map(int, sys.argv[4:]))"
 )
 # As the script `shadowrun`, whose own folder is in front of the path; with `-m` it is the current folder.
 _COMMAND: Final = "import sys; sys.path[0] = sys.argv.pop(1); from shadowrun.cli.main import main; sys.exit(main())"
@@ -87,7 +87,11 @@ class WorkerProcess:
         # Whether a process that the worker forked holds the other end is not known: a read must not wait for it.
         os.set_blocking(self._lines, False)
         numbers = (writable, lifeline, page)
-        texts = (json.dumps(sys.path), entry, *map(str, numbers))
+        # Removed here: the worker may be killed at any time.
+        self._folder = tempfile.TemporaryDirectory(prefix="shadowrun-", ignore_cleanup_errors=True)
+        # An empty entry is the current folder, which the worker leaves.
+        path = list(map(os.path.abspath, sys.path))
+        texts = (json.dumps(path), entry, self._folder.name, *map(str, numbers))
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own module
                 # -P: a file of the current folder must not shadow a module.
@@ -221,3 +225,4 @@ class WorkerProcess:
         self._lines = -1
         self._steps.close()
         self._errors.close()
+        self._folder.cleanup()

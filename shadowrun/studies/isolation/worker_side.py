@@ -12,6 +12,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from shadowrun.current_folder import leave_folder
 from shadowrun.errors import ShadowrunError
 from shadowrun.platforms.plugins import import_inherited
 from shadowrun.studies.isolation.worker_progress import StepWriter
@@ -45,12 +46,13 @@ class Channel:
             text = text[os.write(self._descriptor, text) :]
 
 
-def main(entry: str, settings: dict[str, Any], lines: int, lifeline: int, page: int) -> None:
+def main(entry: str, folder: str, settings: dict[str, Any], lines: int, lifeline: int, page: int) -> None:
     """Run tasks until standard input ends.
 
     Args:
         entry: ``module:function``, which makes the function for one task of settings and channel.
-        settings: For it.
+        folder: The current folder while it works, new and empty.
+        settings: For it, without relative names.
         lines: File descriptor to write to.
         lifeline: Pipe that closes when the parent process ends.
         page: Descriptor of the page for the step in hand.
@@ -65,6 +67,7 @@ def main(entry: str, settings: dict[str, Any], lines: int, lifeline: int, page: 
     gc.disable()
     try:
         import_inherited()  # `--import` registered devices in the parent only
+        leave_folder(folder)
         run: Callable[[dict[str, Any]], None] = getattr(importlib.import_module(module), name)(settings, channel)
     except ShadowrunError as error:
         channel.send({"broken": str(error), "slug": error.slug})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shadowrun.current_folder import in_empty_folder
 from shadowrun.errors import UsageError
 from shadowrun.repro.quoting import Code, code, dotted_name, joined, literal
 from shadowrun.studies.sweep.case_programs import gradient, outs_for
@@ -147,6 +148,7 @@ def _with_gradients(forward: Expression, rebuilt: RebuiltCase, given: Mapping[st
     )
 
 
+@in_empty_folder()
 def _run_on_cpu(rebuilt: RebuiltCase, *, grad: bool, inplace: bool) -> Any:
     x, args, kwargs = copied(rebuilt.sample, _CPU, grad=grad)
     function = rebuilt.entry.inplace_variant if inplace else getattr(rebuilt.entry, "op", rebuilt.entry)

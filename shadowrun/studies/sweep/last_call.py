@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun import sim
+from shadowrun.current_folder import leave_folder
 from shadowrun.errors import DataFileError
 from shadowrun.intercept.torchapi import DispatchMode
 from shadowrun.platforms.device import resolve
@@ -93,7 +94,8 @@ def last_call(
             "platform": astuple(platform),
         }
         # With this process's `sys.path`, so that the child imports the same modules.
-        command = [sys.executable, "-P", "-c", _START, json.dumps(sys.path), json.dumps(facts), folder]
+        path = list(map(os.path.abspath, sys.path))
+        command = [sys.executable, "-P", "-c", _START, json.dumps(path), json.dumps(facts), folder]
         process = subprocess.Popen(  # noqa: S603 - our own module
             # The child ends when its standard input closes: it must not survive its parent.
             command,
@@ -138,6 +140,7 @@ def main(facts: dict[str, Any], folder: str) -> None:
     """
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import_inherited()
+    leave_folder(folder)
     operator, dtype, part, sample = facts["case"]
     case = Case(operator, dtype, Part(part), sample)
     source = None if facts["source"] is None else Path(facts["source"])

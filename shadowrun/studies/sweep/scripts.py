@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun import sim
+from shadowrun.current_folder import in_empty_folder
 from shadowrun.errors import UsageError
 from shadowrun.limits import bounded_memory
 from shadowrun.platforms import parse
@@ -161,7 +162,8 @@ class _Writer:
 
     def _operator_script(self, rebuilt: RebuiltCase) -> Repro | None:
         runner = CaseRunner(self._run.target, self._run.ref, _CALL_LIMIT_S, lambda: None, capture=True)
-        run = runner.watch(rebuilt.program)
+        with in_empty_folder():
+            run = runner.watch(rebuilt.program)
         kind = _KINDS[self._finding.kind]
         same = [f for f in run.findings() if (f.op, f.kind) == (self._finding.op, kind) and f.captured >= 0]
         # One operator may have several findings in the case: the one of the sweep comes first.
@@ -187,6 +189,7 @@ class _Writer:
             platform.stop()
         return self._publish(**itself_fields(self._target, _REFERENCE_VARIANT[self._case.part], plan, mismatch))
 
+    @in_empty_folder()
     def _smallest_mismatch(self, invariance: Invariance, rebuilt: RebuiltCase) -> tuple[OpPlan, VariantMismatch]:
         """The call whose two variants differ, with minimised inputs."""
         # As before each case of the sweep: functions of the database may draw.

@@ -50,7 +50,7 @@ class Candidate(NamedTuple):
 def candidates_below(root: Path, paths: Sequence[Path], wanted: Callable[[str], bool]) -> list[Candidate]:
     """Files or folders at or below `root` whose name, their path below it, is wanted."""
     names = [path.relative_to(root).as_posix() if path != root else path.absolute().name for path in paths]
-    return [Candidate(name, str(path)) for name, path in zip(names, paths, strict=True) if wanted(name)]
+    return [Candidate(name, str(path.absolute())) for name, path in zip(names, paths, strict=True) if wanted(name)]
 
 
 def read_each(
