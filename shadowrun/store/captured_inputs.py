@@ -251,14 +251,17 @@ def _check_size(file: BinaryIO) -> None:
         raise ValueError(f"{n_bytes} bytes in it")
     with zipfile.ZipFile(file) as archive:
         for entry in pickles:
-            _check_tuples(archive.read(entry))
+            _check_pickle(archive.read(entry))
 
 
-def _check_tuples(pickled: bytes) -> None:
-    """Refuse tuples in tuples without end: to hash a key, Python calls itself for each, also for the same one twice.
+def _check_pickle(pickled: bytes) -> None:
+    """Refuse functions and classes of others, and tuples in tuples without end.
+
+    To encode a text, torch's reader imports the module of any encoding. To hash a key, Python calls itself for each
+    tuple, also for the same one twice.
 
     Raises:
-        ValueError: One holds more than any that `torch.save` writes.
+        ValueError: A name is none, or a tuple holds more than any, that `torch.save` writes of captured inputs.
     """
     import pickletools
 
@@ -271,6 +274,8 @@ def _check_tuples(pickled: bytes) -> None:
         if name == "MARK":
             marks.append(len(sizes))
             continue
+        if name == "GLOBAL" and not _is_written(str(number)):
+            raise ValueError(f"{str(number)[:80]} in it")
         n_before = len(before)
         if pickletools.markobject in before:
             n_before = len(sizes) - marks.pop() + before.index(pickletools.markobject)
@@ -284,6 +289,16 @@ def _check_tuples(pickled: bytes) -> None:
         if size > _MAX_IN_TUPLE:
             raise ValueError("tuples in tuples")
         sizes += [memo[number] if name.endswith("GET") else size] * len(opcode.stack_after)
+
+
+def _is_written(name: str) -> bool:
+    """Whether `torch.save` writes this function, class or constant into captured inputs: ``torch FloatStorage``."""
+    import torch
+
+    if name in _WRITTEN or _STORAGE.fullmatch(name):
+        return True
+    # Not `getattr`: torch has a module `__getattr__`, which imports submodules by name.
+    return isinstance(vars(torch).get(name.removeprefix("torch ")), (torch.dtype, torch.qscheme))
 
 
 def _check_is_one(file: BinaryIO, start: int) -> None:
@@ -317,6 +332,12 @@ _END = struct.Struct("<4s36xQQ4s4xQ4x4s8xIIH")
 _MARKS = (b"PK\3\4", b"PK\6\6", b"PK\6\7", b"PK\5\6", 0)
 # Values in a tuple and in those that it holds; torch writes the sizes and strides of a tensor or two.
 _MAX_IN_TUPLE = 1000
+_WRITTEN = {
+    *("collections OrderedDict", "torch Size", "torch.serialization _get_layout", "torch.storage UntypedStorage"),
+    *(f"torch._utils _rebuild_{name}" for name in ("tensor_v2", "tensor_v3", "sparse_tensor", "nested_tensor")),
+    *(f"torch._utils _rebuild_{name}" for name in ("qtensor", "parameter", "meta_tensor_no_storage")),
+}
+_STORAGE = re.compile(r"torch [A-Z]\w*Storage")
 # Stands in the end record for a number that only the zip64 record can hold.
 _IN_LARGE = 0xFFFFFFFF
 

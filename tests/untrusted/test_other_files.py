@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
@@ -123,3 +124,49 @@ def test_captured_inputs_with_tuples_without_end(tmp_path, n, repeated):
     with pytest.raises(DataFileError) as found:
         load(tmp_path, "0.pt")
     assert str(found.value.__cause__) == "tuples in tuples"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        # An encoding is a module, which may load a library; that of `punycode` takes hours for a text of 300 KB.
+        (lambda made: f"c_codecs\nencode\n({made}tR", "_codecs encode in it"),
+        (lambda made: f"ccollections\nCounter\n({made}tR", "collections Counter in it"),
+    ],
+)
+def test_captured_inputs_with_what_torch_does_not_write(tmp_path, change, why):
+    folder = tmp_path / "x.shadowrun.tensors"
+    save(folder, "0.pt", StoredCall("aten::mm", (torch.ones(2),), {}))
+    with zipfile.ZipFile(folder / "0.pt") as archive:
+        pickled = archive.read("archive/data.pkl")
+    text = "X\x05\0\0\0ascii"
+    changed = pickled.replace(b"}q\0(", b"}q\0(X\4\0\0\0more" + change(text).encode(), 1)
+    writer = torch._C.PyTorchFileWriter(str(folder / "0.pt"))
+    for name, data in (("data.pkl", changed), ("byteorder", b"little"), ("data/0", bytes(8))):
+        writer.write_record(name, data, len(data))
+    writer.write_end_of_file()
+    with pytest.raises(DataFileError) as found:
+        load(folder, "0.pt")
+    assert str(found.value.__cause__) == why
+
+
+def _all_kinds():
+    x = torch.rand(4, 4)
+    yield from (x, x.bool(), x.bfloat16(), x.to(torch.complex64), torch.nn.Parameter(x), x.to(torch.float8_e5m2))
+    yield from (
+        x.to(torch.int32).to(torch.uint16),
+        torch._neg_view(x),
+        x.to(torch.complex64).conj(),
+        x.requires_grad_(),
+    )
+    yield from (x.to_sparse(), x.to_sparse_csr(), x.to_sparse_bsc((2, 2)), torch.nested.nested_tensor([x, x]))
+    yield torch.quantize_per_tensor(x, 1.0, 0, torch.qint8)
+    yield torch.quantize_per_channel(x, torch.ones(4), torch.zeros(4), 0, torch.quint8)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_captured_inputs_of_all_kinds_of_tensors(tmp_path):
+    kinds = [t.detach() if type(t) is torch.Tensor else t for t in _all_kinds()]
+    save(tmp_path, "0.pt", StoredCall("aten::mm", (kinds, torch.float16, 1 + 2j), {"layout": torch.strided}))
+    loaded = load(tmp_path, "0.pt")
+    assert [(type(t), t.dtype, t.layout) for t in loaded.args[0]] == [(type(t), t.dtype, t.layout) for t in kinds]
