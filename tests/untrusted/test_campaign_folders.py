@@ -586,8 +586,9 @@ def test_imports_do_not_let_a_file_choose_the_backend_of_another_package(tmp_pat
 def test_imports_do_not_let_a_file_choose_a_backend_of_torch_that_imports_another_package(capsys):
     folder = folder_of()
     changed(folder, compile=["tvm"])
-    assert main(["campaign", "resume", "c", "--import", "json"]) == 2
-    assert "--import torch._dynamo.backends.tvm. " in capsys.readouterr().err
+    for named in ("json", "torch"):
+        assert main(["campaign", "resume", "c", "--import", named]) == 2
+        assert "--import torch._dynamo.backends.tvm. " in capsys.readouterr().err
     with pytest.raises(UsageError, match=r"--import torch\._dynamo\.backends\.tvm "):
         CompileSpec("tvm", "json", False, True, None, {}, None).from_file(Permissions(imports=("json",)))
     changed(folder, compile=["no_backend"])

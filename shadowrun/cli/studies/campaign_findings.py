@@ -46,9 +46,12 @@ def may_start(folder: CampaignFolder, args: argparse.Namespace) -> None:
         name = backend.partition(":")[0]
         if name in OWN_BACKENDS:
             continue
-        # A module that was named has registered it, or is where torch looks for it; a package stands for its modules.
+        # A module that was named has registered it, or is where torch looks for it; a package stands for its modules,
+        # but not torch for those that import another package.
         modules = modules_of_backend(name)
-        missing = sorted(m for m in modules if not any(f"{m}.".startswith(f"{n}.") for n in args.imports))
+        missing = sorted(
+            m for m in modules if not any(f"{m}.".startswith(f"{n}.") for n in args.imports if n != "torch")
+        )
         if missing or not modules:
             raise UsageError(
                 f"The backend {ascii(backend)[:80]} of torch.compile is not torch's own, and only the folder names it, "
