@@ -37,6 +37,7 @@ from shadowrun.recording.file_format.recording_file import in_memory
 from shadowrun.recording.file_format.recording_writer import SUFFIX, Block, Writer
 from shadowrun.recording.model import CALL, NONE, RESULT, Context, Form, Kind, Process, sample_positions
 from shadowrun.report.sanitize import clip
+from shadowrun.store.codec import storable
 from shadowrun.types import Phase
 
 if TYPE_CHECKING:
@@ -197,11 +198,11 @@ def _named(path: str, experiment: str, model: str | None) -> tuple[str, str, int
     folders, stem = path.split("/")[1:-1], path.rpartition("/")[2].removesuffix(".json")
     # There a file is named by its machine only, and the folder is the model.
     if experiment == "precision":
-        return stem, str(model or folders[-1]), 0
+        return stem, storable(str(model or folders[-1])), 0
     sample = 0
     if model is not None and (match := re.fullmatch(rf"(.+)-{re.escape(model)}-i(\d+)", stem)):
         stem, sample = match[1], int(match[2])
-    return "/".join([*folders[:1], stem]), str(model or experiment), sample
+    return "/".join([*folders[:1], stem]), storable(str(model or experiment)), sample
 
 
 def _fingerprint(name: str, record: dict[str, Any], cloud: str) -> dict[str, Any]:

@@ -232,3 +232,9 @@ def test_a_recording_that_was_saved_can_be_read(tmp_path):
     (path,) = save_published(tmp_path / "lines.jsonl", tmp_path)
     assert path.parent == tmp_path
     assert len(read(path).calls) == 1
+
+
+def test_names_that_are_no_utf8_are_saved(tmp_path):
+    (tmp_path / "lines.jsonl").write_text(entry("a\ud800", [1, 2], model_type="m\ud800"), encoding="utf-8")
+    (path,) = save_published(tmp_path / "lines.jsonl", tmp_path)
+    assert len(read(path).calls) == 1
