@@ -23,9 +23,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 import time
@@ -236,6 +238,27 @@ def trained(make: Callable[[], Program], way: Tool | None = None) -> list[torch.
         torch.use_deterministic_algorithms(mode=before)
 
 
+class TooLongError(BaseException):  # no failure of a comparison, which would be recorded
+    """A way took longer than it may."""
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise `TooLongError` inside after so many seconds, and say where it was."""
+
+    def end(*_: object) -> None:
+        faulthandler.dump_traceback()
+        raise TooLongError
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
     """Whether all bits are equal."""
     return all(torch.equal(_bytes(x), _bytes(y)) for x, y in zip(a, b, strict=True))
@@ -289,9 +312,12 @@ def main() -> int:
         default=True,
         help="also train plain and compared, and hold the weights together (default: yes)",
     )
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds for each way of a program (default: 600)")
+    parser.add_argument("--tf32", action="store_true", help="convolutions may round to tf32, torch's default")
     parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     options = parser.parse_args()
     device = options.device
+    torch.backends.cudnn.allow_tf32 = options.tf32
     if device == "sim":
         from shadowrun import sim
 
@@ -306,10 +332,15 @@ def main() -> int:
         if plain and not same(plain, trained(make)):
             print(f"{name}: two plain runs differ on this device; its bits cannot be compared", file=sys.stderr)
             plain, repeats = [], False
-        for make_way in chosen.values():
-            figures = measure(name, make, make_way(), clock, options.rounds, 1 if name in steps else 10)
-            if plain:
-                figures.identical = same(plain, trained(make, make_way()))
+        for way, make_way in chosen.items():
+            try:
+                with limited(options.limit):
+                    figures = measure(name, make, make_way(), clock, options.rounds, 1 if name in steps else 10)
+                    if plain:
+                        figures.identical = same(plain, trained(make, make_way()))
+            except TooLongError:
+                print(f"{name}: {way}: longer than {options.limit:g} s", file=sys.stderr, flush=True)
+                continue
             found.append(figures)
             print(f"{name}: {figures.way} x {figures.compared:.2f}", file=sys.stderr, flush=True)
     print(markdown(found, about(device)))
