@@ -70,6 +70,9 @@ class PendingStatistics:
         rows, self._rows, self._table = self._rows, [], None
         if not rows:
             return []
+        device = rows[0].device
+        if device.type in _WITH_TRITON:  # and with streams: they may have been counted on several
+            getattr(torch, device.type).synchronize(device)
         return [DeviceStatistics(*row) for row in torch.stack(rows).tolist()]
 
     def _next_row(self, device: torch.device) -> torch.Tensor:

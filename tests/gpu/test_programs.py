@@ -228,10 +228,11 @@ def test_dropout_draws_the_same_numbers():
     assert told(run) == []
 
 
-def test_a_second_stream_is_not_waited_for_and_not_misread():
+@pytest.mark.parametrize("ref", ["cpu", "cuda[tf32=off]", "cuda[compute=float64]"])
+def test_a_second_stream_is_not_waited_for_and_not_misread(ref):
     side = torch.cuda.Stream()
     x = torch.randn(1 << 20, device="cuda")
-    with shadowrun.compare("cuda") as run:
+    with shadowrun.compare("cuda", ref=ref) as run:
         for _ in range(20):
             y = x * 2
             side.wait_stream(torch.cuda.current_stream())
