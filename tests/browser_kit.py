@@ -38,6 +38,12 @@ class Browser:
     def open(self, page: Path, fragment: str = "") -> None:
         self._send("POST", "/url", {"url": "about:blank"})  # another fragment alone would load nothing anew
         self._send("POST", "/url", {"url": page.as_uri() + fragment})
+        # On a busy machine the driver was seen to answer before the page's own script had run.
+        for _ in range(600):
+            if self.run("return document.readyState === 'complete' && location.protocol === 'file:'"):
+                return
+            time.sleep(0.05)
+        raise RuntimeError(f"{page} does not load")
 
     def run(self, script: str, *arguments):
         """The value of a JavaScript function's body."""

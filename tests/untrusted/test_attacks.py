@@ -1086,7 +1086,8 @@ def test_interrupts_in_a_pager_do_not_end_the_report(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-        env={**os.environ, "SHADOWRUN_PAGER": shlex.join([sys.executable, str(pager)])},
+        # In a CI service there is no pager.
+        env={**os.environ, "CI": "", "TERM": "xterm", "SHADOWRUN_PAGER": shlex.join([sys.executable, str(pager)])},
     )
     assert int(process.stdout.readline())
     for _ in range(3):
