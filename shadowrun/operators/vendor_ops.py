@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import torch
 
 from shadowrun.intercept.torch_operators import raw_operator
+from shadowrun.intercept.untrusted.checked_calls import check_inside
 from shadowrun.intercept.untrusted.memory_bounds import why_out_of_bounds
 from shadowrun.operators.case import flat_results
 from shadowrun.operators.cpu_only_ops import attend, attention_weights, in_thread
@@ -325,6 +326,7 @@ def evaluate_trial(
     why = why_out_of_bounds(schema_of(case.func).name, named)
     if why:
         raise ValueError(why)
+    check_inside(case.func, args, kwargs, COUNTERPARTS.get(case.op))
     return evaluate(case, args, kwargs)
 
 

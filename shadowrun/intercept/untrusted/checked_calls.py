@@ -36,8 +36,15 @@ class CheckedCalls(DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         # Of the others, all that may be wrong is in the schema and was looked at when the file was read.
-        if isinstance(func, torch._ops.OpOverload) and depends_on_values(func):
-            check_arguments(func, args, kwargs)
+        if isinstance(func, torch._ops.OpOverload):
+            if depends_on_values(func):
+                check_arguments(func, args, kwargs)
+            # Below autograd a composite operator comes whole: what it calls is looked at, too.
+            if _splits(func):
+                with self:
+                    found = func.decompose(*args, **kwargs)
+                if found is not NotImplemented:
+                    return found
         return func(*args, **kwargs)
 
 

@@ -121,6 +121,8 @@ _TRUSTING = frozenset(
         *("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward", "linalg_ldl_solve", "linalg_lu_solve", "lu_unpack"),
         *("_fused_adagrad_", "_fused_adam_", "_fused_adamw_", "_fused_sgd_", "max_unpool2d", "max_unpool3d"),
         *("_native_multi_head_attention", "_transformer_encoder_layer_fwd", "_weight_norm_interface"),
+        # Composite operators of these.
+        *("ctc_loss", "embedding_bag", "gru", "lstm", "rnn_relu", "rnn_tanh"),
     }
 )
 
