@@ -56,6 +56,8 @@ class PendingStatistics:
 
     def add(self, actual: torch.Tensor, expected: torch.Tensor) -> None:
         """Count a pair of tensors of one form and device, without a host sync; `fetch` gives them in this order."""
+        # A kernel reads memory as it is, without the lazy conjugation and sign of a view.
+        actual, expected = (t.resolve_conj().resolve_neg() for t in (actual, expected))
         count = self._find_kernel(actual.device.type) if actual.dtype in COUNTED else None
         pair = _in_memory_order(actual, expected) if count is not None else None
         if count is None or pair is None:
@@ -163,7 +165,6 @@ def limits(fmt: FloatFormat) -> tuple[int, int, int]:
 
 def _as_integers(t: torch.Tensor) -> torch.Tensor:
     """The bits of a tensor: as numbers, two NaN would differ."""
-    t = t.resolve_conj().resolve_neg()
     if t.element_size() == 16:
         # No integer has 16 bytes.
         t = torch.view_as_real(t)

@@ -72,3 +72,8 @@ def test_any_strides(form):
     a, e = FORMS[form](x.clone()), FORMS[form](x)
     a[0, 1] += 1
     assert counted((a, e)) == [of_diff(a, e)]
+
+
+def test_a_lazy_sign_counts_as_if_it_were_written():
+    x = torch.randn(4, 6)
+    assert counted((torch._neg_view(x), -x), (torch._neg_view(x), x)) == [(0, 0, 0, 0), of_diff(-x, x)]

@@ -18,7 +18,7 @@ from shadowrun.operators.cpu_only_ops import attention_weights
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["attention_gradient_sizes", "attention_sizes"]
+__all__ = ["attention_gradient_sizes", "attention_sizes", "root"]
 
 MAX_SCORES: Final = 1 << 26
 """Scores of a head of keys, of which some ten copies are held: above, the oracle decides."""
@@ -38,8 +38,8 @@ def attention_sizes(named: dict[str, Any], expected: Any) -> tuple[torch.Tensor,
         size = (head.p * head.p) @ values
         size.add_(moved @ values).sub_((moved @ head.v).mul_(out).mul_(2.0))
         total = moved.sum(-1, keepdim=True)
-        found[head.at] = _root(size.addcmul_(out * out, total))
-        sums[head.at] = _root(total.squeeze(-1))
+        found[head.at] = root(size.addcmul_(out * out, total))
+        sums[head.at] = root(total.squeeze(-1))
     return (found, sums) if len(expected) > 1 else (found,)
 
 
@@ -59,9 +59,9 @@ def attention_gradient_sizes(named: dict[str, Any], _: Any) -> tuple[torch.Tenso
         moved = (grad2 @ (head.v * head.v).mT).addcmul_(ds * ds, head.w).mul_(p2)
         ds.mul_(head.p)
         moved.addcmul_(ds, ds)
-        dq[head.at] = _root(moved @ (head.k * head.k)).mul_(head.scale)
-        dk[head.at_keys] = _root((moved.mT @ (head.q * head.q)).sum(0)).mul_(head.scale)
-        dv[head.at_keys] = _root((p2.addcmul_(p2, head.w).mT @ grad2).sum(0))
+        dq[head.at] = root(moved @ (head.k * head.k)).mul_(head.scale)
+        dk[head.at_keys] = root((moved.mT @ (head.q * head.q)).sum(0)).mul_(head.scale)
+        dv[head.at_keys] = root((p2.addcmul_(p2, head.w).mT @ grad2).sum(0))
     return dq, dk, dv
 
 
@@ -106,6 +106,6 @@ def _heads(named: dict[str, Any]) -> Iterator[_Head]:
             yield _Head(named, batch, head, group, scale)
 
 
-def _root(variance: torch.Tensor) -> torch.Tensor:
-    # Terms that cancel may leave a rounding error below 0.
+def root(variance: torch.Tensor) -> torch.Tensor:
+    """In place; terms that cancel may leave a rounding error below 0."""
     return variance.clamp_min_(0.0).sqrt_()

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ClosenessCheck",
     "are_close",
-    "few_ulp",
-    "sum_units",
 ]
 
 FEW_ULP: Final = 4

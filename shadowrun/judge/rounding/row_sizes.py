@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shadowrun.judge.rounding.attention_sizes import attention_gradient_sizes, attention_sizes
+from shadowrun.judge.rounding.attention_sizes import attention_gradient_sizes, attention_sizes, root
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +60,7 @@ def _batch_norm(named: dict[str, Any], expected: Any) -> Sizes:
         normal = (x - mean).mul_(rstd)
         found = (x * x).add_(mean * mean).mul_(rstd * rstd).addcmul_(normal, normal, value=1.25)
         found = _with_affine(found, None, weight, bias)
-        return _root(found), *[e.abs() for e in expected[1:]]
+        return root(found), *[e.abs() for e in expected[1:]]
     rows, n, momentum = _but_channels(x), x.numel() // x.shape[1], named["momentum"]
     out, of_mean, of_rstd, of_variance = _normalization(x, rows, n, eps, weight, bias)
     sizes = out, of_mean, of_rstd
@@ -98,7 +98,7 @@ def _normalization(
     found, of_normal, moved = _of_normal(square, normal, rows, n)
     moved.sqrt_().div_(n)
     found = _with_affine(found.mul_(rstd * rstd), of_normal, weight, bias)
-    return _root(found), of_mean, moved * rstd * rstd, moved.mul_(2.0).div_(rstd)
+    return root(found), of_mean, moved * rstd * rstd, moved.mul_(2.0).div_(rstd)
 
 
 def _with_affine(found: torch.Tensor, of_normal: torch.Tensor | None, weight: Any, bias: Any) -> torch.Tensor:
@@ -135,7 +135,7 @@ def _layer_norm_backward(named: dict[str, Any], _: Any) -> Sizes:
     )
     if batch:
         moved, square = moved.sum(batch), square.sum(batch)
-    return found, _root(moved), square.sqrt_()
+    return found, root(moved), square.sqrt_()
 
 
 def _rms_norm(named: dict[str, Any], expected: Any) -> Sizes:
@@ -146,7 +146,7 @@ def _rms_norm(named: dict[str, Any], expected: Any) -> Sizes:
     found = _of_rms(square, square, rows, n)
     if weight is not None:
         found = found.add_(square).mul_(weight * weight)
-    return _root(found), _root((square * square).sum(rows, True)).div_(n).mul_(rstd)
+    return root(found), root((square * square).sum(rows, True)).div_(n).mul_(rstd)
 
 
 def _rms_norm_backward(named: dict[str, Any], _: Any) -> Sizes:
@@ -164,7 +164,7 @@ def _rms_norm_backward(named: dict[str, Any], _: Any) -> Sizes:
     found.add_(of_x).add_((a - normal * (3.0 * mean)).square_())
     batch = tuple(range(x.dim() - len(named["normalized_shape"])))
     of_weight = (grad * normal).square_().mul_(3.0)
-    return _root(found).mul_(rstd), _root(of_weight.sum(batch) if batch else of_weight)
+    return root(found).mul_(rstd), root(of_weight.sum(batch) if batch else of_weight)
 
 
 def _rms(named: dict[str, Any]) -> tuple[torch.Tensor, tuple[int, ...], int]:
@@ -201,7 +201,7 @@ def _batch_norm_backward(named: dict[str, Any], _: Any) -> Sizes:
     if not named["train"]:
         # A product of three, one of which is the root of a variance.
         found = (a * rstd).abs_().mul_(1.5)
-    return found, _root(moved.sum(rows)), square.sum(rows).sqrt_()
+    return found, root(moved.sum(rows)), square.sum(rows).sqrt_()
 
 
 def _group_norm_backward(named: dict[str, Any], _: Any) -> Sizes:
@@ -211,7 +211,7 @@ def _group_norm_backward(named: dict[str, Any], _: Any) -> Sizes:
     # As in a layer norm, each channel of a row has a weight of its own.
     a, factors = (grad, 1.0) if weight is None else (grad * weight.view(1, *shape[1:3], 1), 2.0)
     found, moved, square = _normalization_backward(grad, a, x, mean, rstd, (2, 3), prod(shape[2:]), factors)
-    return found, _root(moved.sum((0, 3))), square.sum((0, 3)).sqrt_()
+    return found, root(moved.sum((0, 3))), square.sum((0, 3)).sqrt_()
 
 
 def _normalization_backward(
@@ -239,7 +239,7 @@ def _normalization_backward(
     torch.mul(normal, c2, out=scratch)
     found.add_(torch.sub(a, scratch, alpha=3.0, out=square).sub_(c1).square_())
     found.add_(torch.mul(normal, c1, out=scratch).add_(c2).mul_(mean * rstd).square_())
-    of_input = _root(found.mul_(rstd * rstd))
+    of_input = root(found.mul_(rstd * rstd))
     torch.mul(grad, grad, out=square)
     return of_input, of_normal.mul_(2.0).add_(scaled).add_((mean * rstd).square_()).mul_(square), square
 
@@ -251,7 +251,7 @@ def _softmax(named: dict[str, Any], expected: Any) -> Sizes:
     scratch = y * y
     total = scratch.mul_(square).sum(dim, True)
     found = torch.mul(y, -2.0, out=scratch).add_(1.0).mul_(square).add_(total)
-    return (_root(found).mul_(y),)
+    return (root(found).mul_(y),)
 
 
 def _softmax_backward(named: dict[str, Any], _: Any) -> Sizes:
@@ -262,13 +262,13 @@ def _softmax_backward(named: dict[str, Any], _: Any) -> Sizes:
     both = scratch.sum(dim, True).mul_(2.0)
     found = torch.mul(y, -2.0, out=scratch).add_(1.0).mul_(grad).mul_(grad).add_(both)
     found.addcmul_(rest, product.mul_(-2.0).add_(rest))
-    return (_root(found).mul_(y),)
+    return (root(found).mul_(y),)
 
 
 def _log_softmax(named: dict[str, Any], expected: Any) -> Sizes:
     square, y, dim = named["self"].square(), expected[0].exp(), named["dim"]
     total = (y * y).mul_(square).sum(dim, True)
-    return (_root(y.mul_(-2.0).add_(1.0).mul_(square).add_(total)),)
+    return (root(y.mul_(-2.0).add_(1.0).mul_(square).add_(total)),)
 
 
 def _log_softmax_backward(named: dict[str, Any], _: Any) -> Sizes:
@@ -276,7 +276,7 @@ def _log_softmax_backward(named: dict[str, Any], _: Any) -> Sizes:
     y, square = out.exp(), grad * grad
     moved = (y * out).mul_(grad.sum(dim, True)).square_()
     moved.addcmul_(y.square(), square.sum(dim, True))
-    return (_root(moved.add_(y.mul_(-2.0).add_(1.0).mul_(square))),)
+    return (root(moved.add_(y.mul_(-2.0).add_(1.0).mul_(square))),)
 
 
 def _tanh_backward(named: dict[str, Any], _: Any) -> Sizes:
@@ -304,11 +304,6 @@ def _in_float32(value: Any) -> Any:
 
 def _n_elements(value: Any) -> int:
     return value.numel() if isinstance(value, torch.Tensor) else -1
-
-
-def _root(variance: torch.Tensor) -> torch.Tensor:
-    # Terms that cancel may leave a rounding error below 0.
-    return variance.clamp_min_(0.0).sqrt_()
 
 
 def _by_channel(t: torch.Tensor | None, x: torch.Tensor) -> Any:
