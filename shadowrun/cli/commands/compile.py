@@ -75,9 +75,10 @@ def run(args: argparse.Namespace) -> int:
     options.check_outputs(args.output)
     options.require_program(args, "shadowrun compile train.py")
 
-    from shadowrun.cli.program import Program
+    from shadowrun.cli.program import Program, import_torch
 
     program = Program(args.module or args.script, is_module=bool(args.module))
+    import_torch()
 
     import contextlib
     import time

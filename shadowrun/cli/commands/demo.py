@@ -49,6 +49,10 @@ def run(args: argparse.Namespace) -> int:
         ) from error
     digits = _load_digits()
 
+    from shadowrun.cli.program import import_torch
+
+    import_torch()
+
     import torch
 
     import shadowrun

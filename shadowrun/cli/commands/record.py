@@ -94,9 +94,10 @@ def run(args: argparse.Namespace) -> int:
             "--out is the folder of a grid: give --grid or --each, or name one file by -o.", slug="bad-grid"
         )
 
-    from shadowrun.cli.program import Program
+    from shadowrun.cli.program import Program, import_torch
 
     program = Program(args.module or args.script, is_module=bool(args.module))
+    import_torch()
     named = program.names("sim")
     # A program that names `sim` itself expects the device to exist before its first line runs.
     if args.flaws or args.preset or named:

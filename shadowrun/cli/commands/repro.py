@@ -80,6 +80,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the scripts; returns the exit status."""
+    from shadowrun.cli.program import import_torch
+
+    import_torch()
+
     from shadowrun.studies.sweep.coverage_file import is_coverage_file
 
     if is_coverage_file(Path(args.data)):

@@ -311,9 +311,10 @@ def run(args: argparse.Namespace) -> int:
     options.check_outputs(args.output)  # before the program runs, which may take hours
     _require_baseline(args)
 
-    from shadowrun.cli.program import Program
+    from shadowrun.cli.program import Program, import_torch
 
     program = Program(args.module or args.script, is_module=bool(args.module))
+    import_torch()
     named = program.names("sim")
     # A program that names `sim` itself expects the device to exist before its first line runs.
     if simulated or (named and "sim" in (parse(target).device_type, parse(args.ref).device_type)):

@@ -237,6 +237,10 @@ def _check(args: argparse.Namespace) -> None:
 
 def _settings_of(args: argparse.Namespace) -> CampaignSettings:
     """The options as settings, after a look at whether the platforms and names in them exist."""
+    from shadowrun.cli.program import import_torch
+
+    import_torch()
+
     import torch
 
     from shadowrun import sim

@@ -34,6 +34,10 @@ def may_start(folder: CampaignFolder, args: argparse.Namespace) -> None:
     Raises:
         PlatformError: A file may not name one, and the user did not.
     """
+    from shadowrun.cli.program import import_torch
+
+    import_torch()
+
     from shadowrun.compiled.torchcompile import OWN_BACKENDS, modules_of_backend
     from shadowrun.platforms.untrusted_specs import trusted_spec
 

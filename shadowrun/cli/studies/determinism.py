@@ -86,12 +86,15 @@ def run(args: argparse.Namespace) -> int:
     options.require_program(args, "shadowrun determinism train.py")
     options.check_outputs(args.output)
 
-    from shadowrun.cli.program import Program
+    from shadowrun.cli.program import Program, import_torch
+
+    program = Program(args.module or args.script, is_module=bool(args.module))
+    import_torch()
+
     from shadowrun.studies.determinism.processes import DEFAULT_THREADS
     from shadowrun.studies.determinism.report import determinism_document, determinism_issues
     from shadowrun.studies.determinism.variants import Variants
 
-    program = Program(args.module or args.script, is_module=bool(args.module))
     words = ["-m", *args.module] if args.module else args.script
     counts = args.threads or [DEFAULT_THREADS]
     with options.kept_folder(args.keep) as folder:

@@ -100,7 +100,10 @@ def run(args: argparse.Namespace) -> int:
         return _time(args)
     options.check_outputs(args.output)
 
-    from shadowrun.cli.program import Program
+    from shadowrun.cli.program import Program, import_torch
+
+    import_torch()
+
     from shadowrun.studies.grid import RECORDED, platforms_of
     from shadowrun.studies.mitigate.mitigations import chosen
     from shadowrun.studies.mitigate.report import mitigation_document
@@ -137,12 +140,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _time(args: argparse.Namespace) -> int:
     """Run the program once, unrecorded, and write how long it took; returns the exit status."""
-    from shadowrun.cli.program import Program
+    from shadowrun.cli.program import Program, import_torch
+
+    program = Program(args.module or args.script, is_module=bool(args.module))
+    import_torch()
+
     from shadowrun.platforms.cpu import CpuSettings
     from shadowrun.platforms.spec import parse
     from shadowrun.studies.mitigate.apply_in_process import applied
 
-    program = Program(args.module or args.script, is_module=bool(args.module))
     with CpuSettings(parse(args.platforms[0]).settings), applied(args.apply):
         before, began = _processor_time(), time.perf_counter()
         outcome = program.execute(contextlib.nullcontext())

@@ -93,6 +93,10 @@ def run(args: argparse.Namespace) -> int:
     simulated = options.is_simulated(args)
     target = args.target or "sim"
 
+    from shadowrun.cli.program import import_torch
+
+    import_torch()
+
     from shadowrun.recording.file_format.recording_file import read
 
     path = Path(args.recording)

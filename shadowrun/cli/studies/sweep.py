@@ -180,7 +180,10 @@ def read_first(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Sweep, and print the tables; returns the exit status."""
+    from shadowrun.cli.program import import_torch
+
     simulated = options.is_simulated(args, needs_target=not args.list)
+    import_torch()
     _check(args)
 
     from shadowrun.studies.isolation.pool import Limits
