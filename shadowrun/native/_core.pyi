@@ -28,6 +28,25 @@ def diff(name: str, actual: Any, expected: Any) -> Any: ...
 def differing(
     actual: int, expected: int, n: int, width: int, mantissa: int, where: int, kinds: int, most: int, /
 ) -> tuple[int, int]: ...
+def add_rounded_product(
+    out: torch.Tensor,
+    matrix: torch.Tensor,
+    vector: torch.Tensor,
+    rounding: tuple[int, int, int, int],
+    instructions: str | None = None,
+    /,
+) -> bool: ...
+def product_sketch(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    actual: torch.Tensor,
+    vector: torch.Tensor,
+    start: torch.Tensor | None,
+    factor: float,
+    rounding: tuple[int, int, int, int],
+    instructions: str | None = None,
+    /,
+) -> tuple[float, float] | None: ...
 def context_key(
     index: int, device: torch.device, origin: tuple[str, str, str], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, ...]: ...

@@ -104,6 +104,7 @@ PyObject *sr_setup_diff(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *sr_diff(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *sr_differing(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *sr_add_rounded_product(PyObject *module, PyObject *const *args, Py_ssize_t n);
+PyObject *sr_product_sketch(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *sr_statistics(PyObject *module, PyObject *const *args, Py_ssize_t n);
 
 /* Counts of elements, in the order of `Totals` in numerics/diff.py, for all that list them: structs, a tuple, TensorDiff.

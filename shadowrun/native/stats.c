@@ -610,3 +610,77 @@ PyObject *sr_add_rounded_product(PyObject *module, PyObject *const *args, Py_ssi
     Py_END_ALLOW_THREADS
     Py_RETURN_TRUE;
 }
+
+/* Add one matrix of a batch, times a vector, to `out`. */
+static void sketch_add(sketch_function add, const SrTensor *t, int64_t k, const float *vector, float *out, struct sketch_rounding to) {
+    int rows = t->ndim - 2;
+    struct sketch_product p = {
+        sketch_data(t) + (rows ? k * t->strides[0] : 0), vector, out, t->shape[rows], t->shape[rows + 1], t->strides[rows],
+        t->strides[rows + 1], to};
+    add(&p);
+}
+
+/* Whether (…, rows, columns) with as many matrices; the loop for it in `add`. */
+static int sketch_fits(const SrTensor *t, int ndim, int64_t n, int64_t rows, int64_t columns, sr_instructions set, sketch_function *add) {
+    if (t->ndim != ndim || t->shape[ndim - 2] != rows || t->shape[ndim - 1] != columns || (ndim == 3 && t->shape[0] != n)) return 0;
+    *add = sketch_loop(set, t->strides[ndim - 2], t->strides[ndim - 1]);
+    return *add != NULL;
+}
+
+/* product_sketch(left, right, actual, vector, start, factor, rounding, instructions=None): of
+ * ``actual @ vector + factor * rounded(left) @ (rounded(right) @ vector) + start``, the sum of squares and the greatest size;
+ * NaN where one is. All of float32: (m, k), (k, n), (m, n) and (n,), or batches of matrices; `start` is (m,), (b, m) or None.
+ * None, where a tensor is not plain, or neither its rows nor its columns are contiguous. */
+PyObject *sr_product_sketch(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
+    (void)module;
+    if (n_args < 7 || n_args > 8) return sr_wrong_count("product_sketch");
+    struct sketch_rounding to;
+    const struct sketch_rounding as_it_is = {0, 0, 0, 0xffffffff};
+    sr_instructions set;
+    float factor = (float)PyFloat_AsDouble(args[5]);
+    if (PyErr_Occurred() || !PyArg_ParseTuple(args[6], "IIII", &to.half, &to.dropped, &to.to_even, &to.kept) ||
+        sr_read_instructions(n_args == 8 ? args[7] : Py_None, sr_best_instructions(0), &set)) {
+        return NULL;
+    }
+    SrTensor left, right, actual, vector, start;
+    int plain = sketch_read(args[0], 0, &left), starts = args[4] != Py_None;
+    if (plain == 1) plain = sketch_read(args[1], 0, &right);
+    if (plain == 1) plain = sketch_read(args[2], 0, &actual);
+    if (plain == 1) plain = sketch_read(args[3], 1, &vector);
+    if (plain == 1 && starts) plain = sketch_read(args[4], 1, &start);
+    if (plain != 1) return plain < 0 ? NULL : Py_NewRef(Py_None);
+    int ndim = left.ndim;
+    if (ndim < 2 || ndim > 3 || vector.ndim != 1 || to.dropped > 31) Py_RETURN_NONE;
+    int64_t m = left.shape[ndim - 2], inner = left.shape[ndim - 1], n = vector.shape[0], batch = ndim == 3 ? left.shape[0] : 1;
+    sketch_function add_left, add_right, add_actual;
+    if (!sketch_fits(&left, ndim, batch, m, inner, set, &add_left) || !sketch_fits(&right, ndim, batch, inner, n, set, &add_right) ||
+        !sketch_fits(&actual, ndim, batch, m, n, set, &add_actual) ||
+        (starts && (start.ndim != ndim - 1 || start.shape[ndim - 2] != m || (ndim == 3 && start.shape[0] != batch)))) {
+        Py_RETURN_NONE;
+    }
+    float *room = malloc(((size_t)m + (size_t)inner) * sizeof *room + 1);
+    if (room == NULL) return PyErr_NoMemory();
+    float *rest = room, *product = room + m;
+    double squares = 0, greatest = 0;
+    Py_BEGIN_ALLOW_THREADS
+    for (int64_t k = 0; k < batch; k++) {
+        memset(product, 0, (size_t)inner * sizeof *product);
+        sketch_add(add_right, &right, k, sketch_data(&vector), product, to);
+        for (int64_t i = 0; i < inner; i++) product[i] *= factor;
+        if (starts) {
+            memcpy(rest, sketch_data(&start) + k * m, (size_t)m * sizeof *rest);
+        } else {
+            memset(rest, 0, (size_t)m * sizeof *rest);
+        }
+        sketch_add(add_actual, &actual, k, sketch_data(&vector), rest, as_it_is);
+        sketch_add(add_left, &left, k, product, rest, to);
+        for (int64_t i = 0; i < m; i++) {
+            double size = fabs((double)rest[i]);
+            squares += size * size;
+            greatest = size > greatest || size != size ? size : greatest;
+        }
+    }
+    Py_END_ALLOW_THREADS
+    free(room);
+    return Py_BuildValue("dd", squares, squares != squares ? squares : greatest);
+}

@@ -1,6 +1,7 @@
 """A sketch measures how far a product or convolution is from that of rounded inputs, without computing that."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -46,6 +47,50 @@ OPS = [
         (aten.baddbmm.default, {"beta": 2.0, "alpha": 0.25}),
     )
 ]
+
+
+@pytest.mark.parametrize("instructions", ["plain", "avx2", "avx512"])
+@pytest.mark.parametrize("rows", [192, 1])
+@pytest.mark.parametrize(("op", "scales"), OPS)
+def test_c_and_torch_give_the_same_sketch(op, scales, rows, instructions, monkeypatch):
+    if product_sketch.core is None:
+        pytest.skip("without the C extension torch multiplies")
+    noise, found = 0.01 * random(rows, 128 if rows > 1 else 576, seed=9), []
+    case = case_of(op, change=lambda out: out + noise, rows=rows, **scales)
+    original = product_sketch.core.product_sketch
+
+    def noted(*args):
+        try:
+            found.append(original(*args, instructions))
+        except ValueError as error:
+            pytest.skip(str(error))
+        return found[-1]
+
+    monkeypatch.setattr(product_sketch, "core", SimpleNamespace(product_sketch=noted))
+    in_c = sketch_product(case, case.actual[0], bf16, only_operands=True)
+    assert found == [(pytest.approx(in_c.norm**2), in_c.greatest)]
+    monkeypatch.setattr(product_sketch, "core", None)
+    assert in_c == pytest.approx(sketch_product(case, case.actual[0], bf16, only_operands=True), rel=1e-3)
+
+
+def test_c_refuses_what_does_not_fit_and_keeps_nan(monkeypatch):
+    core = pytest.importorskip("shadowrun.native._core")
+    left, right, vector, bits = random(70, 40), random(40, 30), random(30), bf16.bits
+    actual = left @ right
+    for a, b, p, v, start in (
+        (left, right.T, actual, vector, None),
+        (left, right, actual.T, vector, None),
+        (left, right, actual, vector[:-1], None),
+        (left, right, actual, vector, random(69)),
+        (left[None], right, actual, vector, None),
+        (left.double(), right, actual, vector, None),
+        (left, right, actual, vector[::2], None),
+        (left.repeat(2, 2)[::2, ::2], right, actual, vector, None),
+        (left[None, None], right[None, None], actual[None, None], vector, None),
+    ):
+        assert core.product_sketch(a, b, p, v, start, -1.0, bits) is None
+    actual[3, 2] = torch.nan
+    assert all(x != x for x in core.product_sketch(left, right, actual, vector, None, -1.0, bits))
 
 
 @pytest.mark.parametrize("rows", [192, 1])

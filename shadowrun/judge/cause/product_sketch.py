@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeGuard
 
 import torch
 
+from shadowrun.native import core
+
 if TYPE_CHECKING:
     from shadowrun.numerics.input_roundings import InputRounding
     from shadowrun.operators.case import Case, Value
@@ -63,25 +65,33 @@ def sketch_product(case: Case, actual: Value, rounding: InputRounding, *, only_o
     left, right, added = (named.get(name) for name in names)
     if not is_matrix(left) or not is_matrix(right) or not is_matrix(actual) or left.dim() != actual.dim():
         return None
-    with torch.no_grad():
-        # What is multiplied by 0 is not read: NaN there is no NaN in the result.
-        added = None if added is None or named["beta"] == 0 else added.detach()
-        if added is not None and not only_operands:
-            added = rounding(added)
-        if actual.shape[-2] == 1:
-            # It takes as long to compute the only row as to add it up.
-            added = None if added is None else added.expand_as(actual).mT
-            left, right, actual = right.mT, left.mT, actual.mT
-        if actual.numel() * left.shape[-1] < MIN_SIZE or actual.numel() < MIN_ROWS * actual.shape[-1]:
-            return None
-        vector = random_vector(actual.shape[-1])
-        inner = rounding.times(right.detach(), vector).mul_(-float(named.get("alpha", 1)))
-        rest = rounding.times(left.detach(), inner, torch.matmul(actual.detach(), vector))
-        if added is not None:
-            # A bias is added to each row.
-            rest -= float(named["beta"]) * (added.expand(*added.shape[:-1], len(vector)) @ vector)
-        rest = rest.reshape(-1)
-        return ProductSketch(float(torch.dot(rest, rest)) ** 0.5, float(rest.abs_().max()))
+    left, right, actual = left.detach(), right.detach(), actual.detach()
+    # What is multiplied by 0 is not read: NaN there is no NaN in the result.
+    added = None if added is None or named["beta"] == 0 else added.detach()
+    if added is not None and not only_operands:
+        added = rounding(added)
+    if actual.shape[-2] == 1:
+        # It takes as long to compute the only row as to add it up.
+        added = None if added is None else added.expand_as(actual).mT
+        left, right, actual = right.mT, left.mT, actual.mT
+    if actual.numel() * left.shape[-1] < MIN_SIZE or actual.numel() < MIN_ROWS * actual.shape[-1]:
+        return None
+    vector = random_vector(actual.shape[-1])
+    start = None
+    if added is not None:
+        # A bias is added to each row.
+        start = (added.expand(*added.shape[:-1], len(vector)) @ vector).mul_(-float(named["beta"]))
+        start = start.expand(actual.shape[:-1]).contiguous()
+    factor = -float(named.get("alpha", 1))
+    if core is not None and rounding.bits is not None:
+        # As below in one pass, where a dozen operators of torch take as long for their overhead.
+        found = core.product_sketch(left, right, actual, vector, start, factor, rounding.bits)
+        if found is not None:
+            return ProductSketch(found[0] ** 0.5, found[1])
+    inner = rounding.times(right, vector).mul_(factor)
+    rest = rounding.times(left, inner, torch.matmul(actual, vector))
+    rest = (rest if start is None else rest.add_(start)).reshape(-1)
+    return ProductSketch(float(torch.dot(rest, rest)) ** 0.5, float(rest.abs_().max()))
 
 
 def is_matrix(t: object) -> TypeGuard[torch.Tensor]:
