@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -68,13 +69,13 @@ class Case:
     def arguments(self) -> dict[str, Any]:
         """Arguments by their names in the schema, defaults included."""
         named: dict[str, Any] = {}
-        for i, argument in enumerate(schema_of(self.func).arguments):
+        for i, (name, has_default, default) in enumerate(_parameters(self.func)):
             if i < len(self.args):
-                named[argument.name] = self.args[i]
-            elif argument.name in self.kwargs:
-                named[argument.name] = self.kwargs[argument.name]
-            elif argument.has_default_value():
-                named[argument.name] = argument.default_value
+                named[name] = self.args[i]
+            elif name in self.kwargs:
+                named[name] = self.kwargs[name]
+            elif has_default:
+                named[name] = list(default) if isinstance(default, list) else default
         return named
 
     def fresh_inputs(self, convert: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Arguments:
@@ -88,6 +89,13 @@ class Case:
         return tuple(_copied(a, memo, change) for a in self.args), {
             k: _copied(v, memo, change) for k, v in self.kwargs.items()
         }
+
+
+@functools.lru_cache(maxsize=1024)
+def _parameters(func: torch._ops.OpOverload) -> tuple[tuple[str, bool, Any], ...]:
+    """Name of each argument, and its default, if it has any: reading a schema takes longer than the rest."""
+    arguments = schema_of(func).arguments
+    return tuple((a.name, a.has_default_value(), a.default_value) for a in arguments)
 
 
 def item_of(name: str) -> int | None:
