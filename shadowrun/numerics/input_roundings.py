@@ -49,6 +49,38 @@ class InputRounding(NamedTuple):
         found = rounded @ vectors if vectors.dim() == 1 else (rounded @ vectors.unsqueeze(-1)).squeeze(-1)
         return found if added is None else added.add_(found)
 
+    def distance(
+        self,
+        left: torch.Tensor,
+        right: torch.Tensor,
+        actual: torch.Tensor,
+        vector: torch.Tensor,
+        factor: float,
+        added: torch.Tensor | None,
+    ) -> tuple[float, float]:
+        """How far ``actual @ vector + factor * rounded(left) @ (rounded(right) @ vector) + added`` is from 0.
+
+        Args:
+            left: (…, m, k).
+            right: (…, k, n).
+            actual: (…, m, n).
+            vector: (n,).
+            factor: Of the product.
+            added: (…, m), contiguous.
+
+        Returns:
+            2-norm, and greatest size of an element.
+        """
+        if core is not None and self.bits is not None:
+            # One pass, where a dozen operators of torch take as long for their overhead.
+            found = core.product_sketch(left, right, actual, vector, added, factor, self.bits)
+            if found is not None:
+                return float(found[0]) ** 0.5, float(found[1])
+        inner = self.times(right, vector).mul_(factor)
+        rest = self.times(left, inner, torch.matmul(actual, vector))
+        rest = (rest if added is None else rest.add_(added)).reshape(-1)
+        return float(torch.dot(rest, rest)) ** 0.5, float(rest.abs_().max())
+
 
 def _to_bits(x: torch.Tensor, dropped: int, half: int) -> torch.Tensor:
     """Clear the last `dropped` mantissa bits of float32 values, after adding `half`."""

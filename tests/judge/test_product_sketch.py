@@ -11,6 +11,7 @@ from shadowrun.judge.cause.convolution_sketch import sketch_convolution
 from shadowrun.judge.cause.known_roundings import KnownRoundings
 from shadowrun.judge.cause.product_sketch import sketch_product
 from shadowrun.judge.judge import Judge
+from shadowrun.numerics import input_roundings
 from shadowrun.numerics.diff import diff
 from shadowrun.numerics.input_roundings import IN_FLOAT32
 from tests.case_kit import make_case
@@ -53,11 +54,11 @@ OPS = [
 @pytest.mark.parametrize("rows", [192, 1])
 @pytest.mark.parametrize(("op", "scales"), OPS)
 def test_c_and_torch_give_the_same_sketch(op, scales, rows, instructions, monkeypatch):
-    if product_sketch.core is None:
+    if input_roundings.core is None:
         pytest.skip("without the C extension torch multiplies")
     noise, found = 0.01 * random(rows, 128 if rows > 1 else 576, seed=9), []
     case = case_of(op, change=lambda out: out + noise, rows=rows, **scales)
-    original = product_sketch.core.product_sketch
+    original = input_roundings.core.product_sketch
 
     def noted(*args):
         try:
@@ -66,14 +67,14 @@ def test_c_and_torch_give_the_same_sketch(op, scales, rows, instructions, monkey
             pytest.skip(str(error))
         return found[-1]
 
-    monkeypatch.setattr(product_sketch, "core", SimpleNamespace(product_sketch=noted))
+    monkeypatch.setattr(input_roundings, "core", SimpleNamespace(product_sketch=noted))
     in_c = sketch_product(case, case.actual[0], bf16, only_operands=True)
     assert found == [(pytest.approx(in_c.norm**2), in_c.greatest)]
-    monkeypatch.setattr(product_sketch, "core", None)
+    monkeypatch.setattr(input_roundings, "core", None)
     assert in_c == pytest.approx(sketch_product(case, case.actual[0], bf16, only_operands=True), rel=1e-3)
 
 
-def test_c_refuses_what_does_not_fit_and_keeps_nan(monkeypatch):
+def test_c_refuses_what_does_not_fit_and_keeps_nan():
     core = pytest.importorskip("shadowrun.native._core")
     left, right, vector, bits = random(70, 40), random(40, 30), random(30), bf16.bits
     actual = left @ right

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeGuard
 
 import torch
 
-from shadowrun.native import core
-
 if TYPE_CHECKING:
     from shadowrun.numerics.input_roundings import InputRounding
     from shadowrun.operators.case import Case, Value
@@ -83,15 +81,7 @@ def sketch_product(case: Case, actual: Value, rounding: InputRounding, *, only_o
         start = (added.expand(*added.shape[:-1], len(vector)) @ vector).mul_(-float(named["beta"]))
         start = start.expand(actual.shape[:-1]).contiguous()
     factor = -float(named.get("alpha", 1))
-    if core is not None and rounding.bits is not None:
-        # As below in one pass, where a dozen operators of torch take as long for their overhead.
-        found = core.product_sketch(left, right, actual, vector, start, factor, rounding.bits)
-        if found is not None:
-            return ProductSketch(found[0] ** 0.5, found[1])
-    inner = rounding.times(right, vector).mul_(factor)
-    rest = rounding.times(left, inner, torch.matmul(actual, vector))
-    rest = (rest if start is None else rest.add_(start)).reshape(-1)
-    return ProductSketch(float(torch.dot(rest, rest)) ** 0.5, float(rest.abs_().max()))
+    return ProductSketch(*rounding.distance(left, right, actual, vector, factor, start))
 
 
 def is_matrix(t: object) -> TypeGuard[torch.Tensor]:
