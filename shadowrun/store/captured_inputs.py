@@ -254,41 +254,93 @@ def _check_size(file: BinaryIO) -> None:
             _check_pickle(archive.read(entry))
 
 
-def _check_pickle(pickled: bytes) -> None:
-    """Refuse functions and classes of others, and tuples in tuples without end.
+class _Held:
+    """What a value of a pickle holds: other such values, and how many plain ones."""
 
-    To encode a text, torch's reader imports the module of any encoding. To hash a key, Python calls itself for each
-    tuple, also for the same one twice.
+    __slots__ = ("inside", "n_plain", "size")
+
+    def __init__(self, values: list[_Held | None]) -> None:
+        self.inside: list[_Held] = []
+        self.n_plain = 1  # itself
+        self.size = -1  # with all that is inside, once it is known; 0 while it is counted
+        self.add(values)
+
+    def add(self, values: list[_Held | None]) -> None:
+        """Hold more of them; None stands for a plain one."""
+        held = [v for v in values if v is not None]
+        self.inside += held
+        self.n_plain += len(values) - len(held)
+
+
+def _check_pickle(pickled: bytes) -> None:
+    """Refuse functions and classes of others, and values in values without end.
+
+    To encode a text, torch's reader imports the module of any encoding. To hash a tuple that is a key, and to print an
+    argument that does not fit, Python calls itself for each value that it holds, also for the same one twice.
 
     Raises:
-        ValueError: A name is none, or a tuple holds more than any, that `torch.save` writes of captured inputs.
+        ValueError: A name is none, or a tuple or an argument holds more than any, that `torch.save` writes of captured
+            inputs.
     """
     import pickletools
 
-    # Of what is on the stack: how many values each holds, and where the marks are.
-    sizes: list[int] = []
+    # Of what is on the stack, and where the marks are. None is a plain value.
+    stack: list[_Held | None] = []
     marks: list[int] = []
-    memo: dict[Any, int] = {}
+    memo: dict[Any, _Held | None] = {}
+    bounded: list[_Held] = []
     for opcode, number, _ in pickletools.genops(pickled):
-        name, before = opcode.name, opcode.stack_before
+        name, before, n_after = opcode.name, opcode.stack_before, len(opcode.stack_after)
         if name == "MARK":
-            marks.append(len(sizes))
+            marks.append(len(stack))
             continue
         if name == "GLOBAL" and not _is_written(str(number)):
             raise ValueError(f"{str(number)[:80]} in it")
         n_before = len(before)
         if pickletools.markobject in before:
-            n_before = len(sizes) - marks.pop() + before.index(pickletools.markobject)
-        inside = sizes[len(sizes) - n_before :]
-        del sizes[len(sizes) - n_before :]
+            n_before = len(stack) - marks.pop() + before.index(pickletools.markobject)
+        given = stack[len(stack) - n_before :]
+        del stack[len(stack) - n_before :]
         if name.endswith("PUT"):
-            memo[number] = sizes[-1]
-        # A named tuple is made of a tuple by REDUCE or NEWOBJ; lists, dictionaries and sets have no hash.
-        is_tuple = name.startswith("TUPLE") or name in ("REDUCE", "NEWOBJ")
-        size = 1 + sum(inside) if is_tuple else 1
-        if size > _MAX_IN_TUPLE:
-            raise ValueError("tuples in tuples")
-        sizes += [memo[number] if name.endswith("GET") else size] * len(opcode.stack_after)
+            memo[number] = stack[-1]
+        made: _Held | None = None
+        if name.endswith("GET"):
+            made = memo[number]
+        elif name in _FILL:
+            made = given[0] or _Held([None])
+            made.add(given[1:])
+        elif n_after and (given or name in _EMPTY):
+            made = _Held(given)
+        # Lists, dictionaries and sets have no hash, and are no arguments.
+        if made is not None and name not in _MAY_BE_LONG and not name.endswith("GET"):
+            bounded.append(made)
+        stack += [made] * n_after
+    # At the end: a list may be in another before anything is in it.
+    if any(_size(held) > _MAX_IN_TUPLE for held in bounded):
+        raise ValueError("values in values")
+
+
+def _size(whole: _Held) -> int:
+    """How many values one holds with all that is inside of it, each as often as it is there.
+
+    Raises:
+        ValueError: It is inside of itself.
+    """
+    waiting = [whole]
+    while waiting:
+        held = waiting[-1]
+        if held.size > 0:
+            waiting.pop()
+        elif held.size < 0:
+            held.size = 0
+            if any(inner.size == 0 for inner in held.inside):
+                raise ValueError("values in themselves")
+            waiting += [inner for inner in held.inside if inner.size < 0]
+        else:
+            # Beyond the bound the number does not matter, and would have as many digits as there are levels.
+            held.size = min(held.n_plain + sum(inner.size for inner in held.inside), _MAX_IN_TUPLE + 1)
+            waiting.pop()
+    return whole.size
 
 
 def _is_written(name: str) -> bool:
@@ -330,8 +382,12 @@ def _check_is_one(file: BinaryIO, start: int) -> None:
 _END = struct.Struct("<4s36xQQ4s4xQ4x4s8xIIH")
 # Magic numbers of the file and of these records, and the length of the comment.
 _MARKS = (b"PK\3\4", b"PK\6\6", b"PK\6\7", b"PK\5\6", 0)
-# Values in a tuple and in those that it holds; torch writes the sizes and strides of a tensor or two.
+# Values in a tuple or an argument, and in those that it holds; torch writes the sizes and strides of a tensor or two.
 _MAX_IN_TUPLE = 1000
+# Codes of a pickle that put values into one that is there; that make one of no values; that make one of any length.
+_FILL = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD")
+_EMPTY = ("EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET")
+_MAY_BE_LONG = {*_FILL, *_EMPTY, "LIST", "DICT"} - {"BUILD"}
 _WRITTEN = {
     *("collections OrderedDict", "torch Size", "torch.serialization _get_layout", "torch.storage UntypedStorage"),
     *(f"torch._utils _rebuild_{name}" for name in ("tensor_v2", "tensor_v3", "sparse_tensor", "nested_tensor")),

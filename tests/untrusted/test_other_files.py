@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import zipfile
 from typing import TYPE_CHECKING
@@ -123,12 +124,35 @@ def test_captured_inputs_with_tuples_without_end(tmp_path, n, repeated):
     write_private(content | {"more": nested}, tmp_path / "0.pt")
     with pytest.raises(DataFileError) as found:
         load(tmp_path, "0.pt")
-    assert str(found.value.__cause__) == "tuples in tuples"
+    assert str(found.value.__cause__) == "values in values"
+
+
+def doubled(n, *, filled_later):
+    """A pickle's codes for a list of two lists of two lists ..., by the memo; filled before it is held, or after."""
+    numbers = [chr(100 + k) for k in range(n)]
+    lists = "".join(f"]q{number}" for number in numbers)
+    pairs = [f"h{of}(h{one}h{one}e" for one, of in itertools.pairwise(numbers)]
+    return lists + "".join(reversed(pairs) if filled_later else pairs), f"h{numbers[-1]}"
+
+
+def called_with(values, before=""):
+    """Codes of a list with what comes before, and what a function that `torch.save` writes makes of the values."""
+    return lambda _: f"]({before}ctorch._utils\n_rebuild_qtensor\n({values * 7}tRe"
+
+
+STORAGE = "X\7\0\0\0storagectorch\nFloatStorage\nX\1\0\0\x000X\3\0\0\0cpu"
+DOUBLED, LAST = doubled(20, filled_later=False)
+LATER, _ = doubled(20, filled_later=True)
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
+        # torch prints arguments that do not fit: these have 2^20 lists, and could have 2^60.
+        (called_with(LAST, DOUBLED), "values in values"),
+        (called_with(LAST, LATER), "values in values"),
+        (called_with("h\7", "]q\7h\7a"), "values in themselves"),
+        (lambda _: f"]({DOUBLED}({STORAGE}{LAST}tQe", "values in values"),
         # An encoding is a module, which may load a library; that of `punycode` takes hours for a text of 300 KB.
         (lambda made: f"c_codecs\nencode\n({made}tR", "_codecs encode in it"),
         (lambda made: f"ccollections\nCounter\n({made}tR", "collections Counter in it"),
@@ -140,7 +164,7 @@ def test_captured_inputs_with_what_torch_does_not_write(tmp_path, change, why):
     with zipfile.ZipFile(folder / "0.pt") as archive:
         pickled = archive.read("archive/data.pkl")
     text = "X\x05\0\0\0ascii"
-    changed = pickled.replace(b"}q\0(", b"}q\0(X\4\0\0\0more" + change(text).encode(), 1)
+    changed = pickled.replace(b"}q\0(", b"}q\0(X\4\0\0\0more" + change(text).encode("latin-1"), 1)
     writer = torch._C.PyTorchFileWriter(str(folder / "0.pt"))
     for name, data in (("data.pkl", changed), ("byteorder", b"little"), ("data/0", bytes(8))):
         writer.write_record(name, data, len(data))
