@@ -25,6 +25,7 @@ from shadowrun.compiled.graph import node_origin
 from shadowrun.errors import UsageError
 from shadowrun.intercept.untrusted.checked_calls import CheckedCalls
 from shadowrun.intercept.untrusted.op_allowlist import Refused, check_arguments, check_operator, is_word, operator_named
+from shadowrun.intercept.untrusted.sequence_lengths import RECURRENT
 from shadowrun.replay.copies import tensors_in
 from shadowrun.store import plain_json
 from shadowrun.store.plain_json import NotStorable
@@ -97,8 +98,6 @@ _ATTRIBUTES: Final = frozenset(
         *("itemsize", "layout", "nbytes", "ndim", "real", "requires_grad", "shape"),
     }
 )
-# They split before anything looks, and take states of other layers for their own. As operators they are looked at.
-_BELIEVE: Final = ("gru", "lstm", "miopen_rnn", "rnn_relu", "rnn_tanh")
 _AUTOCAST: Final = ("cpu", "cuda", "mps", "mtia", "xpu")
 # ASCII: Python reads identifiers in NFKC, by which two different names could become one variable of a script.
 _NAME: Final = re.compile(r"[A-Za-z_]\w{0,199}", re.ASCII)
@@ -351,7 +350,8 @@ def _is_operator(name: str) -> bool:
 def _computes(name: str) -> bool:
     """Whether a function, of those that are known here, computes tensors from tensors."""
     module, _, last = name.rpartition(".")
-    if last in _BELIEVE:
+    # They split before anything looks, and take states of other layers for their own. As operators they are looked at.
+    if last in RECURRENT:
         return False
     if (
         module in ("math", "operator")

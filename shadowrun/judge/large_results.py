@@ -28,7 +28,7 @@ from shadowrun.numerics.form import form_difference
 from shadowrun.numerics.precision import FORMATS
 from shadowrun.operators.case import item_of, tensors
 from shadowrun.operators.facts import ulp_bound
-from shadowrun.operators.vendor_ops import evaluate_trial
+from shadowrun.operators.vendor_ops import evaluate, is_recurrent, run_changed
 from shadowrun.torch_private import schema_of
 from shadowrun.types import Cause, Status, Verdict
 
@@ -190,6 +190,9 @@ class _Sample:
 
 def _sample(case: Case, position: int) -> _Sample | None:
     """Slices of a call that hold the worst of one result; None where it cannot be sliced."""
+    # States and weights have to fit each other in ways that no kernel of a recurrent network looks at.
+    if is_recurrent(case):
+        return None
     began, notes = time.process_time(), list[str]()
     sample = case
     for _ in range(MAX_DIMENSIONS):
@@ -236,10 +239,10 @@ def _sliced(case: Case, position: int, dim: int, kept: int, began: float) -> Cas
         args, kwargs = _swapped(case, memo, expected.shape[dim], kept)
         trial = replace(case, args=args, kwargs=kwargs)
         try:
-            found = dict(zip(*evaluate_trial(trial, *trial.fresh_inputs()), strict=True))
+            found = dict(zip(*evaluate(trial, *trial.fresh_inputs()), strict=True))
             if not _agrees(found.get(case.names[position]), wanted):
                 continue
-            values = case.run_reference(*trial.fresh_inputs())
+            values = run_changed(case, case.run_reference, trial.fresh_inputs())
         # An operator may refuse a wrong slicing; that is one trial less, and no error.
         except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):
             continue
@@ -423,7 +426,7 @@ def gross_error(case: Case, position: int) -> Verdict | None:
         return t.detach() * (1 + step * (2 * signs.to(torch.float64) - 1)).to(_factor(t))
 
     try:
-        again = case.run_reference(*case.fresh_inputs(move))[position]
+        again = run_changed(case, case.run_reference, case.fresh_inputs(move))[position]
     except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):
         return None
     if not isinstance(again, torch.Tensor) or form_difference(again, case.expected[position]).startswith(("sh", "dt")):

@@ -78,7 +78,7 @@ def attention_weights(
         masked = attn_mask.dtype is torch.bool
         scores = scores.masked_fill(~attn_mask, -torch.inf) if masked else scores + attn_mask
     if is_causal:
-        after = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        after = scores.new_ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         scores = scores.masked_fill(after, -torch.inf)
     return scores.softmax(-1).masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0.0)
 

@@ -15,19 +15,20 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import torch
 
 from shadowrun.intercept.torch_operators import raw_operator
-from shadowrun.intercept.untrusted.checked_calls import check_inside
-from shadowrun.intercept.untrusted.memory_bounds import why_out_of_bounds
+from shadowrun.intercept.untrusted.checked_calls import changed_call, check_changed
+from shadowrun.intercept.untrusted.sequence_lengths import RECURRENT
 from shadowrun.operators.case import flat_results
 from shadowrun.operators.cpu_only_ops import attend, attention_weights, in_thread
+from shadowrun.operators.facts import base_name
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shadowrun.intercept.plan import OpPlan
-    from shadowrun.operators.case import Case, Value
+    from shadowrun.operators.case import Arguments, Case, Value
 
-__all__ = ["COUNTERPARTS", "compared", "evaluate", "evaluate_trial", "for_reference"]
+__all__ = ["COUNTERPARTS", "compared", "evaluate", "for_reference", "is_recurrent", "run_changed"]
 
 Tensor = torch.Tensor
 Results = tuple[Any, ...]
@@ -35,9 +36,6 @@ _Operator: TypeAlias = "Callable[..., Tensor]"
 _aten = torch.ops.aten
 _DREW = "it drew random numbers, which the CPU cannot draw"
 _RNNS: Final = (torch.rnn_relu, torch.rnn_tanh, torch.lstm, torch.gru)
-_RECURRENT: Final = frozenset(
-    f"aten::{name}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu", "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward")
-)
 # Place in `_RNNS`: cuDNN's number of the mode.
 _LSTM: Final = 2
 
@@ -304,30 +302,38 @@ def for_reference(plan: OpPlan) -> OpPlan:
 
 
 def evaluate(case: Case, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Value, ...]]:
-    """Names and values that a call gives on the CPU, on other inputs of its kind; raises what the operator raises."""
-    with torch.no_grad():
+    """Names and values that a call gives on the CPU, on other inputs of its kind: slices of them, or other values.
+
+    Raises:
+        Refused: They do not fit each other, and a kernel would read or write outside of them.
+        RuntimeError: The operator refuses them; or another exception of its own.
+    """
+    with torch.no_grad(), changed_call(case.func, args, kwargs, stands_in=case.op in COUNTERPARTS):
         results = _on_cpu(case.func)(*args, **kwargs)
     return flat_results(case.func, case.mutated, args, kwargs, results)
 
 
-def evaluate_trial(
-    case: Case, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[str, ...], tuple[Value, ...]]:
-    """As `evaluate`, on inputs whose sizes may not fit each other.
+def is_recurrent(case: Case) -> bool:
+    """Whether a call is one of a recurrent network, in which states and weights have to fit each other."""
+    return base_name(case.op) in RECURRENT
+
+
+def run_changed(
+    case: Case, run: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Value, ...]], arguments: Arguments
+) -> tuple[Value, ...]:
+    """Run a call on a platform, on other inputs of its kind.
+
+    Args:
+        case: The call.
+        run: Its `run_target`, `run_reference` or `run_at_offsets`.
+        arguments: The inputs, on the CPU, which it may modify.
 
     Raises:
-        ValueError: They do not, and the kernel would read or write outside of them.
-        RuntimeError: The operator refuses them; or another exception of its own.
+        Refused: They do not fit each other, and a kernel would read or write outside of them.
     """
-    # Their states and weights have to fit each other in ways that no kernel below looks at.
-    if case.facts.recurrent or schema_of(case.func).name in _RECURRENT:
-        raise ValueError("a recurrent network is not tried")
-    named = replace(case, args=args, kwargs=kwargs).arguments()
-    why = why_out_of_bounds(schema_of(case.func).name, named)
-    if why:
-        raise ValueError(why)
-    check_inside(case.func, args, kwargs, COUNTERPARTS.get(case.op))
-    return evaluate(case, args, kwargs)
+    args, kwargs = arguments
+    check_changed(case.func, args, kwargs, COUNTERPARTS.get(case.op))
+    return run(args, kwargs)
 
 
 def _on_cpu(func: torch._ops.OpOverload) -> Callable[..., Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shadowrun.errors import PlatformError, UsageError
 from shadowrun.intercept.torchapi import as_in_handler
+from shadowrun.intercept.untrusted.checked_calls import graphs_of_file
 from shadowrun.operators.cpu_only_ops import EQUIVALENTS
 from shadowrun.operators.facts import facts
 from shadowrun.operators.vendor_ops import COUNTERPARTS
@@ -58,7 +60,8 @@ def write_script(data: DataFile, finding: Finding, record: OpRecord, directory: 
     info = allowed_platforms(data.info, options.allowed)
     check_harmless(info, options.allowed)
     maker = _FindingScript(info, finding, load_captured(data, record), is_own=options.allowed.modules)
-    with as_in_handler():  # a comparison may be running: our replays are none of its calls
+    looks = contextlib.nullcontext() if options.allowed.modules else graphs_of_file()
+    with as_in_handler(), looks:  # a comparison may be running: our replays are none of its calls
         return maker.write(record, directory, options.seconds)
 
 

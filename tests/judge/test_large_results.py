@@ -14,7 +14,7 @@ from shadowrun.judge.judge import Judge
 from shadowrun.judge.remembered_bounds import RememberedBounds
 from shadowrun.numerics.diff import native_diff
 from shadowrun.operators.case import Case, flat_results
-from shadowrun.operators.vendor_ops import evaluate_trial
+from shadowrun.operators.vendor_ops import evaluate
 from shadowrun.replay.comparator import bytes_for_oracle
 
 aten = torch.ops.aten
@@ -324,12 +324,12 @@ def test_the_reference_runs_on_no_slices_that_do_not_fit(name, monkeypatch):
 
 def test_slices_that_a_kernel_would_read_outside_of_are_not_tried():
     with pytest.raises(ValueError, match="normalized_shape"):
-        evaluate_trial(case_of(SQUARES["RMS norm"], first_result(rounded)), (r(1, 150, 20), [150], r(20), None), {})
+        evaluate(case_of(SQUARES["RMS norm"], first_result(rounded)), (r(1, 150, 20), [150], r(20), None), {})
 
 
 @pytest.mark.parametrize("op", [aten._cudnn_rnn.default, aten.lstm.input, aten.mkldnn_rnn_layer.default], ids=str)
 def test_slices_of_recurrent_networks_are_not_tried(op):
     """Rows of weights that are shorter than the state: LSTM on the CPU reads behind them."""
-    case = Case(op, (), {}, (), ("output 0",), (r(1),), (r(1),), None, None)
-    with pytest.raises(ValueError, match="recurrent"):
-        evaluate_trial(case, (), {})
+    x = torch.empty(10**9, device="meta")
+    case = Case(op, (x,), {}, (), ("output 0",), (x,), (x,), None, None)
+    assert large_results._sample(case, 0) is None

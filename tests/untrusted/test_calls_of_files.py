@@ -14,6 +14,9 @@ from torch import fx
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import shadowrun
+from shadowrun import sim
+from shadowrun.cli.main import main
 from shadowrun.compiled import graph_text
 from shadowrun.compiled.graph import Graph, Snapshot
 from shadowrun.compiled.rounding import RandomResults
@@ -32,7 +35,7 @@ from shadowrun.intercept.untrusted.op_allowlist import (
 )
 from shadowrun.operators.vendor_ops import COUNTERPARTS
 from shadowrun.platforms.device import resolve
-from shadowrun.repro.call_replayer import captured_plan
+from shadowrun.repro.call_replayer import CallReplayer, captured_plan
 from shadowrun.repro.minimise import minimised
 from shadowrun.store.captured_inputs import StoredCall
 from shadowrun.studies.campaign.metamorphic import Metamorphic
@@ -101,6 +104,8 @@ def test_other_inputs_are_made_smaller():
     [
         *("_ctc_loss", "_ctc_loss.Tensor", "_embedding_bag", "max_pool2d_with_indices_backward"),
         *("max_unpool2d", "_fused_adam_.tensor_lr", "native_group_norm_backward", "lu_unpack"),
+        *("lstm.input", "lstm.data", "gru.input", "rnn_tanh.input", "rnn_relu.data", "mkldnn_rnn_layer", "_cudnn_rnn"),
+        *("ctc_loss.IntList", "embedding_bag.padding_idx"),
     ],
 )
 def test_kernels_that_believe_their_arguments(name):
@@ -137,6 +142,28 @@ def test_attention_of_nothing_ends_no_process(name, query, key, value):
     """Kernels divide integers by these sizes."""
     with pytest.raises(Refused, match=r"no heads|no length"):
         check_arguments(operator_named(f"aten::{name}"), tuple(map(torch.ones, (query, key, value))), {})
+
+
+@pytest.mark.parametrize("command", ["explain", "repro", "replay"])
+def test_what_is_made_of_calls_of_a_file_is_looked_at_inside_too(tmp_path, monkeypatch, clean_sim, command):
+    """The judge changes arguments; a program's own composite calls were split, and cost no second run."""
+    monkeypatch.chdir(tmp_path)
+    x = torch.randn(4, 5)
+    with sim.flaws("softmax-error"), shadowrun.compare("sim", file="x.shadowrun"):
+        x.to("sim").softmax(1)
+    with shadowrun.record("x.shadowrec", capture=1 << 20):
+        x.softmax(1)
+    seen = []
+    for name in ("judge", "run"):
+        monkeypatch.setattr(CallReplayer, name, lambda *_: seen.append(type(checked_calls.looks_of_file())))
+    words = {
+        "explain": ["x.shadowrun", "--finding", "1"],
+        "repro": ["x.shadowrun", "--finding", "1"],
+        "replay": ["x.shadowrec", "--target", "cpu"],
+    }
+    with contextlib.suppress(TypeError):  # of what was replayed, nothing is there
+        main([command, *words[command]])
+    assert set(seen) == {checked_calls.CheckedCalls}
 
 
 # -- what composite operators call -------------------------------------------------------------------------

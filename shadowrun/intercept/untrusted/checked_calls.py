@@ -15,13 +15,21 @@ import torch
 
 from shadowrun.intercept.torch_operators import operator_splits
 from shadowrun.intercept.torchapi import DispatchMode, storage_key
-from shadowrun.intercept.untrusted.op_allowlist import Refused, check_arguments, depends_on_values
+from shadowrun.intercept.untrusted.op_allowlist import Refused, check_arguments, check_places, depends_on_values
 from shadowrun.torch_private import negated_view, schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["CheckedCalls", "check_call", "check_inside", "graphs_of_file", "looks_of_file"]
+__all__ = [
+    "CheckedCalls",
+    "changed_call",
+    "check_call",
+    "check_changed",
+    "check_inside",
+    "graphs_of_file",
+    "looks_of_file",
+]
 
 _OF_FILE: Final[ContextVar[bool]] = ContextVar("graphs of a file", default=False)
 
@@ -89,6 +97,55 @@ def check_call(
     """
     check_arguments(func, args, kwargs, checked=checked)
     if checked:
+        check_inside(func, args, kwargs, stand_in)
+
+
+@contextlib.contextmanager
+def changed_call(
+    func: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], *, stands_in: bool = False
+) -> Iterator[None]:
+    """Inside, a call is made with arguments that were derived from those of another: slices, other values, defaults.
+
+    The other call was valid, or was looked at. Of this one nobody knows whether its arguments fit each other.
+
+    Args:
+        func: The operator.
+        args: Its arguments.
+        kwargs: Those by name.
+        stands_in: Whether several operators are called in its place.
+
+    Raises:
+        Refused: A kernel would read or write outside of its tensors; also while the call is made.
+    """
+    check_places(func, args, kwargs)
+    if not stands_in and not _splits(func):
+        yield
+        return
+    # What stands in may start a thread, which looks too.
+    with graphs_of_file(), CheckedCalls():  # type: ignore[no-untyped-call]
+        yield
+
+
+def check_changed(
+    func: torch._ops.OpOverload,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    stand_in: Callable[..., Any] | None = None,
+) -> None:
+    """As `changed_call`, before a call that another thread, device or process makes; inside only for calls of a file.
+
+    Args:
+        func: The operator.
+        args: Its arguments, on the CPU.
+        kwargs: Those by name.
+        stand_in: What the CPU computes for an operator of another device.
+
+    Raises:
+        Refused: A kernel would read or write outside of its tensors.
+    """
+    check_places(func, args, kwargs)
+    # The recorder splits composite operators, so that a program's own call is none.
+    if _OF_FILE.get():
         check_inside(func, args, kwargs, stand_in)
 
 

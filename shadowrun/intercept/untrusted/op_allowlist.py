@@ -20,6 +20,7 @@ from shadowrun.intercept.torchapi import as_in_handler
 from shadowrun.intercept.untrusted.argument_checks import overlaps_itself, shared_result
 from shadowrun.intercept.untrusted.internal_operators import is_for_kernels_only
 from shadowrun.intercept.untrusted.memory_bounds import has_bounds_check, why_out_of_bounds
+from shadowrun.intercept.untrusted.sequence_lengths import RECURRENT
 from shadowrun.torch_private import schema_of
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ __all__ = [
     "Refused",
     "check_arguments",
     "check_operator",
+    "check_places",
     "depends_on_values",
     "is_word",
     "operator_named",
@@ -118,11 +120,12 @@ _TRUSTING = frozenset(
         *("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "adaptive_max_pool2d_backward"),
         *("adaptive_max_pool3d_backward", "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward"),
         *("_pdist_backward", "_log_softmax_backward_data", "_softmax_backward_data", "native_group_norm_backward"),
-        *("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward", "linalg_ldl_solve", "linalg_lu_solve", "lu_unpack"),
+        *("linalg_ldl_solve", "linalg_lu_solve", "lu_unpack"),
         *("_fused_adagrad_", "_fused_adam_", "_fused_adamw_", "_fused_sgd_", "max_unpool2d", "max_unpool3d"),
         *("_native_multi_head_attention", "_transformer_encoder_layer_fwd", "_weight_norm_interface"),
         # Composite operators of these.
-        *("ctc_loss", "embedding_bag", "gru", "lstm", "rnn_relu", "rnn_tanh"),
+        *("ctc_loss", "embedding_bag"),
+        *RECURRENT,
     }
 )
 
@@ -302,11 +305,21 @@ def check_arguments(func: torch._ops.OpOverload, args: Any, kwargs: Any, *, chec
     results = _results(func)
     if results and (why := shared_result(_as_taken(declared, args, kwargs), results)):
         raise Refused(why)
-    if has_bounds_check(schema_of(func).name) and (
-        why := why_out_of_bounds(schema_of(func).name, _as_taken(declared, args, kwargs))
+    check_places(func, args, kwargs)
+    _check_size(func, args, kwargs)
+
+
+def check_places(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
+    """Look at what the kernel of an operator takes as places in memory, and does not look at itself.
+
+    Raises:
+        Refused: It would read or write outside of its tensors.
+    """
+    schema = schema_of(func)
+    if has_bounds_check(schema.name) and (
+        why := why_out_of_bounds(schema.name, _as_taken(schema.arguments, args, kwargs))
     ):
         raise Refused(why)
-    _check_size(func, args, kwargs)
 
 
 @functools.lru_cache(maxsize=4096)

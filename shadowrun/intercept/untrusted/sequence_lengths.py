@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
     from shadowrun.intercept.untrusted.argument_checks import ArgumentCheck, NamedArguments
 
-__all__ = ["FAMILIES"]
+__all__ = ["FAMILIES", "RECURRENT"]
+
+RECURRENT: Final = (
+    *("gru", "lstm", "rnn_relu", "rnn_tanh", "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"),
+    *("_cudnn_rnn", "_cudnn_rnn_backward", "miopen_rnn", "miopen_rnn_backward"),
+)
+"""Operators of recurrent networks: their states and weights have to fit each other, and kernels do not look."""
 
 _MAX_LAYERS: Final = 10_000
 _GATES: Final = {0: 1, 1: 1, 2: 4, 3: 3}

@@ -23,8 +23,9 @@ from shadowrun.judge.result_diff import ResultDiff, flat_values
 from shadowrun.numerics.bits import bits_equal
 from shadowrun.numerics.form import form_difference
 from shadowrun.numerics.input_roundings import IN_FLOAT32
-from shadowrun.operators.case import tensors
+from shadowrun.operators.case import exact_copy, tensors
 from shadowrun.operators.facts import ulp_bound
+from shadowrun.operators.vendor_ops import run_changed
 from shadowrun.torch_private import is_zero_tensor
 from shadowrun.types import Cause, Status, Verdict
 
@@ -189,7 +190,7 @@ def not_written(call: MismatchedCall) -> str | None:
         return found
     # Any arithmetic with NaN gives NaN. Only where the argument holds numbers does it show whether it is written.
     numbers = MismatchedCall(_from_numbers(call.case), call.mismatches, call.oracle)
-    values = _run_target(numbers, None)
+    values = _run_target(numbers, exact_copy)
     if values is None:
         return None
     again = [replace(f, actual=flat_values(values[f.position])) for f in call.mismatches]
@@ -334,8 +335,11 @@ def _run_target(
 ) -> tuple[Value, ...] | None:
     """Run the target again; None where it raises, which is no explanation of wrong values."""
     run = call.case.run_at_offsets if at_offsets else None
+    run = run or call.case.run_target
     try:
-        return (run or call.case.run_target)(*call.case.fresh_inputs(convert))
+        if convert is None:  # another run of the call as it was
+            return run(*call.case.fresh_inputs())
+        return run_changed(call.case, run, call.case.fresh_inputs(convert))
     # Exceptions end the hypothesis, not the comparison: the call was valid once, on these inputs.
     except (RuntimeError, NotImplementedError, TypeError, ValueError):
         return None

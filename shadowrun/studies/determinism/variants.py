@@ -17,6 +17,7 @@ import torch
 from shadowrun.intercept import torchapi
 from shadowrun.intercept.dispatch import ShadowMode
 from shadowrun.intercept.plan import Action, OpPlan
+from shadowrun.intercept.untrusted.checked_calls import changed_call
 from shadowrun.intercept.user_call import own_call
 from shadowrun.numerics.hash_ladder import remaining_precision
 from shadowrun.operators.case import Case, flat_results, tensors
@@ -207,7 +208,7 @@ class Variants:
                 continue
             args = tuple(a[:k] if i in places else a for i, a in enumerate(call.args))
             try:
-                part = _Call(call.plan, args, call.kwargs).run()
+                part = _Call(call.plan, args, call.kwargs).run_changed()
             except Exception as error:
                 self.left_out[f"{call.plan.name}: slice of {k}: {type(error).__name__}"] += 1
                 continue
@@ -228,7 +229,7 @@ class Variants:
             if changed is None:
                 continue
             try:
-                other = changed.run()
+                other = changed.run_changed()
             except Exception as error:
                 self.left_out[f"{call.plan.name}: {name}: {type(error).__name__}"] += 1
                 continue
@@ -269,6 +270,15 @@ class _Call:
         args, kwargs = case.fresh_inputs() if plan.mutated else (self.args, self.kwargs)
         out = torchapi.with_isolated_warnings(plan.run, (), args, kwargs)
         return flat_results(plan.func, plan.mutated_names, args, kwargs, out)[1]
+
+    def run_changed(self) -> tuple[Value, ...]:
+        """Run it where its inputs were derived from those of the program's call.
+
+        Raises:
+            Refused: A kernel would read or write outside of them, and could end the program.
+        """
+        with changed_call(self.plan.func, self.args, self.kwargs):
+            return self.run()
 
     def printed(self) -> str:
         """``float32[2048, 1024], float32[1024, 1024]``."""

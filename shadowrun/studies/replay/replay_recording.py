@@ -6,6 +6,7 @@ checked before memory is taken, and what cannot be run is counted, never passed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from shadowrun.config import Config
 from shadowrun.errors import DataFileError
 from shadowrun.intercept.plan import Action
 from shadowrun.intercept.torchapi import as_in_handler
-from shadowrun.intercept.untrusted.checked_calls import check_call
+from shadowrun.intercept.untrusted.checked_calls import check_call, graphs_of_file
 from shadowrun.intercept.untrusted.op_allowlist import Refused
 from shadowrun.limits import bounded_memory, current_call
 from shadowrun.operators.cpu_only_ops import EQUIVALENTS
@@ -121,7 +122,8 @@ def replay(
     info = RunInfo(target, ref)
     # `bounded_memory` outermost: loading the inputs allocates too. `as_in_handler`: the recorded calls were seen below
     # autograd and autocast, and would be changed by them a second time.
-    with bounded_memory(), as_in_handler(), CallReplayer(info) as replayer:
+    looks = contextlib.nullcontext() if trusted else graphs_of_file()
+    with bounded_memory(), as_in_handler(), looks, CallReplayer(info) as replayer:
         runner = _Runner(recording, captured, replayer, checked=not trusted)
         try:
             for n, call in enumerate(found.captured):

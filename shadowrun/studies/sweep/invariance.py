@@ -19,6 +19,7 @@ from shadowrun.intercept.untrusted.checked_calls import check_call
 from shadowrun.judge.judge import Judge
 from shadowrun.numerics.bits import Uncomparable, bits_equal
 from shadowrun.operators.case import Case, Value, exact_copy
+from shadowrun.operators.vendor_ops import COUNTERPARTS
 from shadowrun.platforms.worker.client import WorkerDied
 from shadowrun.replay.executor import Executor
 from shadowrun.studies.sweep.batch_arguments import batch_arguments, batch_item
@@ -354,7 +355,7 @@ class Invariance:
             Refused: It is looked at, and no file may have it made.
         """
         if self._checked:
-            check_call(plan.func, args, kwargs)
+            check_call(plan.func, args, kwargs, stand_in=COUNTERPARTS.get(plan.name))
         try:
             ran = self._executor.run_mirrored(plan, args, kwargs, _MAX_BYTES)
             values = self._executor.values(plan, ran)

@@ -171,6 +171,9 @@ def _of_database(case: Case, origin: Origin) -> Sample | None:
 
 def _recorded(case: Case, origin: Origin) -> Sample | None:
     assert origin.source is not None
+    # A sweep makes no other part of them. Slices and layouts of a call of a file would be further calls.
+    if case.part is not Part.FORWARD:
+        return None
     calls = recorded_calls.read_calls(origin.source).get((case.operator, case.dtype), [])
     if not 0 <= case.sample < len(calls):
         return None

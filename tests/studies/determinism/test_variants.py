@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from shadowrun.intercept.plan import make_plan
+from shadowrun.intercept.untrusted.op_allowlist import Refused
 from shadowrun.studies.determinism.stability import Outcome
-from shadowrun.studies.determinism.variants import Dimension, Variants
+from shadowrun.studies.determinism.variants import Dimension, Variants, _Call
 
 
 def varied(program, n_repeats=2, slices=(), *, layouts=False):
@@ -118,3 +122,12 @@ def test_a_signature_is_varied_once():
     x = torch.randn(4)
     variants = varied(lambda: [torch.exp(x) for _ in range(5)])
     assert variants.found[Dimension.REPEATS]["aten::exp"].n_holds == 1
+
+
+def test_a_kernel_that_would_read_outside_of_a_slice_is_not_called():
+    """It could end the program."""
+    x, weight = torch.ones(4, 8), torch.ones(8)
+    call = _Call(make_plan(torch.ops.aten._fused_rms_norm.default, 0), (x, [8], weight, None), {})
+    assert call.run_changed()
+    with pytest.raises(Refused, match="normalized_shape"):
+        replace(call, args=(x[:, :2], [8], weight, None)).run_changed()
