@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["from_folder_of_user", "has_empty_folder", "in_empty_folder", "leave_folder"]
+__all__ = ["from_folder_of_user", "has_empty_folder", "import_path", "in_empty_folder", "leave_folder"]
 
 _empty = ""
 _left = ""
@@ -51,3 +52,16 @@ def in_empty_folder() -> Iterator[None]:
 def from_folder_of_user(path: Path) -> Path:
     """The absolute path of a name that the user gave."""
     return Path(_left, path).absolute()
+
+
+def import_path() -> list[str]:
+    """`sys.path` for a process with another current folder, whose empty entry would be that one.
+
+    An entry may be no folder but a name by which a hook of an installed package finds it: such a name stays.
+    """
+    return [str(from_folder_of_user(Path(p))) if _is_place(p) else p for p in sys.path]
+
+
+def _is_place(entry: str) -> bool:
+    # setuptools' name of an editable package: in the current folder, anyone can have a folder of this name.
+    return not entry.endswith(".__path_hook__") and from_folder_of_user(Path(entry)).exists()

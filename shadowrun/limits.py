@@ -131,9 +131,11 @@ class CurrentCall:
     Attributes:
         ended: What ended an earlier child at a call, by the number of the call: it must not be made again.
         PAGER: Number that says that a person reads what the child has shown.
+        AT_END: Number that says that the child ends by itself: a library that ends it says nothing.
     """
 
     PAGER: Final = -2
+    AT_END: Final = -3
     _HEAD: Final = struct.Struct("<qH")
 
     def __init__(self) -> None:

@@ -10,6 +10,7 @@ later fork would inherit locks of threads, and an accelerator that it cannot use
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import os
@@ -53,8 +54,9 @@ def in_child(allowance: ResourceLimits | None = None) -> int | None:
         None in the child, and where processes cannot be forked; its exit status in the parent.
 
     Raises:
-        ShadowrunError: A signal of a kernel ended the child, or one of the system that its time is over.
-        KeyboardInterrupt: Ctrl-C ended it.
+        ShadowrunError: A signal of a kernel ended the child, or one of the system that its time is over; or a library
+            did, which it does without a signal.
+        KeyboardInterrupt: Ctrl-C ended it, or came and was swallowed: torch's loader makes another exception of it.
     """
     if not hasattr(os, "fork"):
         return None
@@ -72,23 +74,35 @@ def _in_one_child(allowance: ResourceLimits | None) -> int | None:
     sys.stderr.flush()
     # One that comes before the parent hands it on would end the parent alone.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, *(getattr(signal, n) for n in _FORWARDED)])
+    current_call.begin(-1, "")
     pid = os.fork()
     if not pid:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if allowance is not None:
             allowance.bound_time_and_disk()
         has_empty_folder(folder)
+        # The first that is registered is called last. A library that ends the process (libgomp without threads) calls
+        # none of Python's.
+        atexit.register(_note_end, os.getpid())
         return None
     status, is_interrupted = _wait_for(pid, before)
     if folder:
         shutil.rmtree(folder, ignore_errors=True)
-    if status >= 0:
+    if is_interrupted and (status >= 0 or -status == signal.SIGKILL):
+        status = -signal.SIGINT
+    if status >= 0 and (allowance is not None or current_call.read()[0] == current_call.AT_END):
         return status
-    if allowance is None and _left_out(-status):
+    if allowance is None and _left_out(status):
         return _AGAIN
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if -status == signal.SIGINT or (is_interrupted and -status == signal.SIGKILL):
+    if -status == signal.SIGINT:
         raise KeyboardInterrupt
+    if status >= 0:
+        raise ShadowrunError(
+            f"A library ended the process with exit status {status} while it worked on the file: a call{_of()} of it "
+            "asks for what this machine lacks (threads, memory). `shadowrun report` runs no call.",
+            slug="calls-ended-process",
+        )
     # SIGXCPU is the limit of time, SIGKILL its hard end; a C++ library without memory aborts.
     if allowance is not None and -status in (signal.SIGXCPU, signal.SIGKILL, signal.SIGABRT):
         raise _too_costly(allowance)
@@ -192,14 +206,20 @@ def _of() -> str:
     return f" of {op}" if op else ""
 
 
-def _left_out(number: int) -> bool:
+def _note_end(pid: int) -> None:
+    if os.getpid() == pid:  # processes that the child forks have its handlers too
+        current_call.begin(current_call.AT_END, "")
+
+
+def _left_out(status: int) -> bool:
     """Note a call that ended the child, if the next child can leave it out."""
     call, _ = current_call.read()
     ended = current_call.ended
     # A file of many such calls costs a start for each. SIGKILL is memory: the next call would take it, too.
-    if call < 0 or call in ended or len(ended) >= _MAX_CHILDREN or number not in _KERNEL_SIGNALS:
+    if call < 0 or call in ended or len(ended) >= _MAX_CHILDREN or not (status >= 0 or -status in _KERNEL_SIGNALS):
         return False
-    ended[call] = f"it ended its process by {signal.Signals(number).name}"
+    by = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
+    ended[call] = f"it ended its process by {by}"
     current_call.begin(-1, "")
     return True
 

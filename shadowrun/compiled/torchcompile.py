@@ -9,6 +9,7 @@ import contextlib
 import functools
 import importlib
 import importlib.metadata
+import os
 import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -160,6 +161,7 @@ _INDUCTOR_WORDS: Final = {
     "layout_opt_default": ("0", "1"),
 }
 _MAX_WORD: Final = 40
+_THREADS: Final = "cpp.threads"
 
 
 def is_plain_option(backend: str, name: str, value: Any) -> bool:
@@ -173,6 +175,9 @@ def is_plain_option(backend: str, name: str, value: Any) -> bool:
         value: Of the option.
     """
     is_number = value is None or isinstance(value, (bool, int, float))
+    if backend == "inductor" and name == _THREADS and is_number:
+        # OpenMP ends the process where it cannot start them. -1 is the default: those of the process.
+        return type(value) is int and (value == -1 or 1 <= value <= (os.cpu_count() or 1))
     if backend == "inductor":
         return (is_number and name in _INDUCTOR_OPTIONS) or value in _INDUCTOR_WORDS.get(name, ())
     is_word = isinstance(value, str) and len(value) <= _MAX_WORD and value.replace("-", "_").isidentifier()

@@ -19,7 +19,7 @@ from shadowrun.current_folder import in_empty_folder
 from shadowrun.errors import DataFileError, ShadowrunError, UsageError
 from shadowrun.intercept.plan import Action, OpPlan, make_plan
 from shadowrun.intercept.torchapi import as_in_handler
-from shadowrun.intercept.untrusted.checked_calls import check_call
+from shadowrun.intercept.untrusted.checked_calls import check_call, graphs_of_file
 from shadowrun.intercept.untrusted.op_allowlist import Refused, operator_named
 from shadowrun.judge.decision_trace import Trace, recorded_steps
 from shadowrun.judge.judge import Judge
@@ -323,7 +323,8 @@ def captured_plan(call: captured_inputs.StoredCall, *, checked: bool) -> OpPlan:
         ) from None
     current_call.begin(-1, plan.name)
     try:
-        check_call(plan.func, call.args, call.kwargs, checked=checked, stand_in=COUNTERPARTS.get(plan.name))
+        with in_empty_folder():  # a look at what is inside makes calls, too
+            check_call(plan.func, call.args, call.kwargs, checked=checked, stand_in=COUNTERPARTS.get(plan.name))
     except Refused as why:
         raise DataFileError(f"The captured inputs do not fit {call.op}: {why}.", slug="captured-inputs") from None
     if plan.action in (Action.PASS, Action.EMPTY):
@@ -381,7 +382,8 @@ def _judged_again(data: DataFile, record: OpRecord, allowed: Permissions, trace:
     plan = captured_plan(call, checked=not allowed.modules)
     # A call from an untrusted file must not take all memory.
     bound = contextlib.nullcontext() if allowed.modules else bounded_memory()
+    looks = contextlib.nullcontext() if allowed.modules else graphs_of_file()
     # A comparison may be running: this is none of its calls.
-    with bound, as_in_handler(), CallReplayer(info, trace=trace) as replayer:
+    with bound, as_in_handler(), looks, CallReplayer(info, trace=trace) as replayer:
         judged = replayer.judge(plan, call.args, call.kwargs)
     return None if judged is None else judged.verdict

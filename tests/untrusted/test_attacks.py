@@ -31,6 +31,7 @@ from shadowrun.platforms import plugins
 from shadowrun.repro import script as scripting
 from shadowrun.sim import FATAL
 from shadowrun.store import captured_inputs as tensors
+from shadowrun.studies.sweep import rebuild_case
 from shadowrun.studies.sweep.cases import Case, CaseFinding, CaseOutcome, Kind, Part
 from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
 from shadowrun.studies.sweep.inputs import printed
@@ -732,6 +733,18 @@ def test_forms_that_torch_cannot_make(attack, capsys, form):
     assert "its inputs cannot be made" in said or "no tensor has such a shape" in said
 
 
+@pytest.mark.parametrize("part", [Part.SLICE, Part.LAYOUT, Part.TAIL, Part.BACKWARD])
+def test_a_recorded_call_has_no_other_parts(attack, capsys, monkeypatch, part):
+    """An item of a batch or another layout is another call, whose arguments need not fit each other."""
+    monkeypatch.setattr(rebuild_case, "printed", lambda _: "f32[20, 20]")
+    monkeypatch.setattr(rebuild_case.case_programs, "program", lambda *_: pytest.fail("it was made"))
+    attack.target("cpu[threads=1]")
+    attack.operator("aten::relu", "f32[20, 20]")
+    coverage(Case("aten::relu", "float32", part, 0), source="x.shadowrun")
+    attack.sql("update context set dtypes = 'f32'")
+    assert "cannot be made again" in refused(capsys, "repro", "e.shadowcov", "--finding", "1")
+
+
 # -- what others may read --------------------------------------------------------------------------
 
 
@@ -1102,7 +1115,7 @@ def test_interrupts_in_a_pager_do_not_end_the_report(tmp_path):
     [
         ("signal.SIG_IGN", 60, 2, -signal.SIGINT),  # a kernel does not look at signals
         ("signal.SIG_IGN", 1, 1, -signal.SIGINT),
-        ("report", 60, 1, 7),  # it ends by itself
+        ("report", 60, 1, -signal.SIGINT),  # it ends by itself, after what Ctrl-C was for
     ],
 )
 def test_interrupts_end_a_child_that_a_kernel_holds(handler, first, n, status):

@@ -586,11 +586,13 @@ def test_imports_do_not_let_a_file_choose_the_backend_of_another_package(tmp_pat
 def test_imports_do_not_let_a_file_choose_a_backend_of_torch_that_imports_another_package(capsys):
     folder = folder_of()
     changed(folder, compile=["tvm"])
-    for named in ("json", "torch"):
+    for named in ("json", "torch", "torch._dynamo", "torch._dynamo.backends"):
         assert main(["campaign", "resume", "c", "--import", named]) == 2
         assert "--import torch._dynamo.backends.tvm. " in capsys.readouterr().err
     with pytest.raises(UsageError, match=r"--import torch\._dynamo\.backends\.tvm "):
         CompileSpec("tvm", "json", False, True, None, {}, None).from_file(Permissions(imports=("json",)))
+    args = argparse.Namespace(target=[], ref=None, imports=["torch._dynamo.backends.tvm"])
+    campaign_findings.may_start(CampaignFolder.open(folder.path), args)
     changed(folder, compile=["no_backend"])
     assert main(["campaign", "resume", "c", "--import", "json"]) == 2
     assert "--import MODULE. " in capsys.readouterr().err

@@ -5,6 +5,7 @@ Python puts it in front of the path of a process that is started with `-c` or `-
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
 import os
@@ -19,9 +20,13 @@ import torch
 import shadowrun
 from shadowrun import current_folder
 from shadowrun.cli import options
+from shadowrun.compiled import repro as compiled_repro
 from shadowrun.errors import UsageError
 from shadowrun.platforms import backends
 from shadowrun.platforms.plugins import import_plugins
+from shadowrun.repro import call_replayer
+from shadowrun.repro.script import ReproOptions
+from shadowrun.store.captured_inputs import StoredCall
 from shadowrun.studies.isolation.process import WorkerProcess, own_command
 from tests.compiled import models, regions
 from tests.untrusted import building
@@ -130,6 +135,42 @@ def test_of_the_reset_of_a_device(tmp_path, monkeypatch, pwned):
     subprocess.run(options.reset_command(["cuda"]), check=True)
     assert Path("reset").exists()
     assert not pwned.exists()
+
+
+def test_names_that_hooks_of_packages_know_stay_as_they_are(monkeypatch):
+    """A worker has another current folder: a relative name is made absolute, if it is one of a folder."""
+    Path("lib").mkdir()
+    Path("__editable__.x-1.0.finder.__path_hook__").mkdir()  # by which the folder would be taken for the package
+    names = ["lib", "", "a_hook", "__editable__.x-1.0.finder.__path_hook__"]
+    monkeypatch.setattr(sys, "path", [*names, *sys.path])
+    here = str(Path.cwd())
+    assert current_folder.import_path()[:4] == [f"{here}/lib", here, *names[2:]]
+    monkeypatch.setattr(current_folder, "_left", here)
+    monkeypatch.chdir("lib")
+    assert current_folder.import_path()[:4] == [f"{here}/lib", here, *names[2:]]
+
+
+def test_of_looks_at_calls(tmp_path, monkeypatch):
+    """They make the call, or run its operator on the meta device."""
+    folder, seen = tmp_path / "empty", []
+    folder.mkdir()
+    monkeypatch.setattr(current_folder, "_empty", str(folder))
+    before = Path.cwd()
+
+    def look(*_, **__):
+        seen.append(Path.cwd())
+        raise UsageError("looked", slug="no-repro")
+
+    monkeypatch.setattr(call_replayer, "check_call", look)
+    monkeypatch.setattr(compiled_repro.CapturedRegion, "read", look)
+    monkeypatch.setattr(compiled_repro, "check_harmless", lambda *_: None)
+    monkeypatch.setattr(compiled_repro, "load_captured", lambda *_: None)
+    with pytest.raises(UsageError, match="looked"):
+        call_replayer.captured_plan(StoredCall("aten::relu", (torch.ones(2),), {}), checked=True)
+    with pytest.raises(UsageError, match="looked"):
+        compiled_repro.write_region_script(argparse.Namespace(info=None), None, None, tmp_path, ReproOptions())
+    assert seen == [folder, folder]
+    assert Path.cwd() == before
 
 
 @pytest.fixture

@@ -281,6 +281,16 @@ def test_options_of_inductor_that_name_a_compiler_are_left_out():
     assert own.options == options
 
 
+@pytest.mark.parametrize(
+    ("n", "is_kept"), [(1, True), (-1, True), (20_000, False), (0, False), (1.5, False), (True, False)]
+)
+def test_a_file_asks_for_no_more_threads_than_processors(n, is_kept):
+    """OpenMP ends the process where it cannot start them, with the exit status of a fault."""
+    how = CompileSpec("inductor", "", False, True, None, {"cpp.threads": n}, None).from_file(Permissions())
+    assert how.options == ({"cpp.threads": n} if is_kept else {})
+    assert how.left_out == (() if is_kept else ("cpp.threads",))
+
+
 def test_no_package_is_looked_for_in_the_place_of_a_simulated_device(sim_device):
     """Here it is called `sim`, so that the file's `npu` would be a real one; `xla` is torch's."""
     assert trusted_spec("sim", simulated=True) == "sim"

@@ -50,12 +50,9 @@ def may_start(folder: CampaignFolder, args: argparse.Namespace) -> None:
         name = backend.partition(":")[0]
         if name in OWN_BACKENDS:
             continue
-        # A module that was named has registered it, or is where torch looks for it; a package stands for its modules,
-        # but not torch for those that import another package.
+        # A module that was named has registered it, or is where torch looks for it.
         modules = modules_of_backend(name)
-        missing = sorted(
-            m for m in modules if not any(f"{m}.".startswith(f"{n}.") for n in args.imports if n != "torch")
-        )
+        missing = sorted(m for m in modules if not any(_stands_for(n, m) for n in args.imports))
         if missing or not modules:
             raise UsageError(
                 f"The backend {ascii(backend)[:80]} of torch.compile is not torch's own, and only the folder names it, "
@@ -65,6 +62,13 @@ def may_start(folder: CampaignFolder, args: argparse.Namespace) -> None:
             )
     folder.check_programs()
     folder.check_torch()
+
+
+def _stands_for(named: str, module: str) -> bool:
+    """Whether the import of a module that the user named is one of this module: a package stands for its modules."""
+    # Those of torch stand for themselves: some of its backends import another package.
+    is_inside = named.partition(".")[0] != "torch" and module.startswith(f"{named}.")
+    return named == module or is_inside
 
 
 def opened_store(folder: CampaignFolder) -> CampaignStore:

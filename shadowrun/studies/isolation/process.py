@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from shadowrun.current_folder import import_path
 from shadowrun.errors import PlatformError
 from shadowrun.studies.isolation.worker_progress import Step, StepReader, new_page, resident_bytes
 
@@ -89,9 +90,7 @@ class WorkerProcess:
         numbers = (writable, lifeline, page)
         # Removed here: the worker may be killed at any time.
         self._folder = tempfile.TemporaryDirectory(prefix="shadowrun-", ignore_cleanup_errors=True)
-        # An empty entry is the current folder, which the worker leaves.
-        path = list(map(os.path.abspath, sys.path))
-        texts = (json.dumps(path), entry, self._folder.name, *map(str, numbers))
+        texts = (json.dumps(import_path()), entry, self._folder.name, *map(str, numbers))
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own module
                 # -P: a file of the current folder must not shadow a module.

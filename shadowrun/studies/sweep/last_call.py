@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shadowrun import sim
-from shadowrun.current_folder import leave_folder
+from shadowrun.current_folder import import_path, leave_folder
 from shadowrun.errors import DataFileError
 from shadowrun.intercept.torchapi import DispatchMode
 from shadowrun.platforms.device import resolve
@@ -94,8 +94,7 @@ def last_call(
             "platform": astuple(platform),
         }
         # With this process's `sys.path`, so that the child imports the same modules.
-        path = list(map(os.path.abspath, sys.path))
-        command = [sys.executable, "-P", "-c", _START, json.dumps(path), json.dumps(facts), folder]
+        command = [sys.executable, "-P", "-c", _START, json.dumps(import_path()), json.dumps(facts), folder]
         process = subprocess.Popen(  # noqa: S603 - our own module
             # The child ends when its standard input closes: it must not survive its parent.
             command,
