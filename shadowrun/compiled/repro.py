@@ -340,8 +340,9 @@ def write_region_script(
         PlatformError: The simulated device would end or block this process, and only the file names it.
     """
     check_harmless(data.info, options.allowed)
+    captured = load_captured(data, record)
     with in_empty_folder():  # the looks at its nodes make calls, too
-        region = CapturedRegion.read(load_captured(data, record), options.allowed)
+        region = CapturedRegion.read(captured, options.allowed)
     region.compile_spec.refuse_what_cannot_be_imported()
     # A comparison may be running: what is done here is none of its calls.
     looks = contextlib.nullcontext() if options.allowed.modules else graphs_of_file()
