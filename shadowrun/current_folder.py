@@ -64,4 +64,5 @@ def import_path() -> list[str]:
 
 def _is_place(entry: str) -> bool:
     # setuptools' name of an editable package: in the current folder, anyone can have a folder of this name.
-    return not entry.endswith(".__path_hook__") and from_folder_of_user(Path(entry)).exists()
+    # Not `Path.exists`, which raises where a folder may not be read.
+    return not entry.endswith(".__path_hook__") and os.path.exists(from_folder_of_user(Path(entry)))  # noqa: PTH110
