@@ -21,7 +21,7 @@ __all__ = ["CallPages", "find", "last_of"]
 
 MIN_BYTES = 4 << 20
 """Of a smaller file, a query takes less time than the import of numpy, which the arrays need."""
-LEAVES = 512
+LEAVES = 1024
 """Read at once, of some 150 calls each: neither memory nor the lock on the file is held for a whole pass."""
 
 _LEAF, _INTERIOR = 13, 5

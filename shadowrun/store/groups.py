@@ -246,14 +246,22 @@ def read_groups(data: DataFile, observe: Observe | None = None, show: ShowRows |
         observe: Called with a context and times of some of its calls; see `scan`.
         show: Called with the calls; see `scan`.
     """
-    pieces = data.call_arrays()
+    pieces, drift = data.call_arrays(), True
     if pieces is None:
         sums = scan(data.query, data.block, observe=observe, show=show)
     else:
-        from shadowrun.store.packed_rows import scan_arrays  # imports numpy, which small files do without
+        from shadowrun.store.packed_rows import have_drift, scan_arrays  # numpy, which small files do without
 
-        sums = scan_arrays(pieces, data.block, observe, show)
-    live = _groups(data.query, "1", sums)
+        drift = False
+
+        def noted() -> Iterator[Calls]:
+            nonlocal drift
+            for piece in pieces:
+                drift = drift or have_drift(piece)
+                yield piece
+
+        sums = scan_arrays(noted(), data.block, observe, show)
+    live = _groups(data.query, "1", sums, drift=drift)
     return merge([*live, *read_folded(data.query, data.block)])
 
 
@@ -262,14 +270,15 @@ def compute(query: Query, block: int, where: str = "1") -> Iterator[Group]:
     return _groups(query, where, scan(query, block, where))
 
 
-def _groups(query: Query, where: str, sums: dict[Key, Sums]) -> Iterator[Group]:
+def _groups(query: Query, where: str, sums: dict[Key, Sums], *, drift: bool = True) -> Iterator[Group]:
     # Most runs have no differences at all, and then no row has to be ranked.
     diffs = {row[:2]: row[2:] for row in query(_FROM_DIFFS.format(where=where))}
     worst = _worst(query, _SEVERITIES.format(where=where)) if diffs else {}
-    drift = {row[:2]: row[2:] for row in query(_DRIFT.format(where=where))}
+    # Without ``drift=True`` no call has any: a pass over all calls would find none.
+    drifts = {row[:2]: row[2:] for row in query(_DRIFT.format(where=where))} if drift else {}
     for key, s in sums.items():
         max_abs, max_rel, max_ulp, bits, n_mismatched, n_nan, n_inf = diffs.get(key, _NO_DIFF)
-        drift_abs, drift_rel = drift.get(key, (-1.0, -1.0))
+        drift_abs, drift_rel = drifts.get(key, (-1.0, -1.0))
         severity, worst_seq = worst.get(key, (-1.0, s.first_seq))
         # float() and int() also turn the text 'nan' and integers that were stored as floats back.
         yield Group(

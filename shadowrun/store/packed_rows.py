@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from shadowrun.store.groups import Calls, Key, Observe, ShowRows, SumOfTimes
 
-__all__ = ["PackedRows", "plain_among", "scan_arrays", "sums_by", "sums_of"]
+__all__ = ["PackedRows", "have_drift", "plain_among", "scan_arrays", "sums_by", "sums_of"]
 
 _WIDTH = 8
 _SEQ, _STEP, _CONTEXT, _VERDICT, _REF_US, _TARGET_US, _DRIFT_ABS, _DRIFT_REL = range(_WIDTH)
@@ -99,15 +99,19 @@ def _add(found: dict[Key, Sums], calls: Calls, block: int, observe: Observe | No
     """Add some calls, which may be of several runs of a combined file."""
     calls, starts = _sorted(calls, ())
     sources = (calls[:, _SEQ] // block).astype(np.int64)
+    several = bool((sources != sources[0]).any())
     at = 0
     for (seq, step, context, outcome), n, ref, target in _sums(calls, starts):
         sums = found.get((context, outcome))
         if sums is None:
             sums = found[context, outcome] = Sums(seq, step, seq // block)
-        # Sorted by number within a group: a run's first call is where the run changes.
-        firsts = at + np.flatnonzero(np.diff(sources[at : at + n], prepend=-1))
-        for first_seq, first_step in calls[firsts][:, (_SEQ, _STEP)].astype(np.int64).tolist():
-            sums.begin_run(first_seq, first_step, first_seq // block)
+        if several:
+            # Sorted by number within a group: a run's first call is where the run changes.
+            firsts = at + np.flatnonzero(np.diff(sources[at : at + n], prepend=-1))
+            for first_seq, first_step in calls[firsts][:, (_SEQ, _STEP)].astype(np.int64).tolist():
+                sums.begin_run(first_seq, first_step, first_seq // block)
+        else:
+            sums.begin_run(seq, step, seq // block)
         sums.add(n, ref, target)
         if observe is not None:
             refs, targets = calls[at : at + n, _REF_US], calls[at : at + n, _TARGET_US]
@@ -140,6 +144,11 @@ def _sums(calls: Calls, starts: npt.NDArray[np.intp]) -> Iterator[tuple[list[int
     firsts = calls[starts][:, (_SEQ, _STEP, _CONTEXT, _VERDICT)].astype(np.int64).tolist()
     counts = np.diff(np.r_[starts, len(calls)]).tolist()
     return zip(firsts, counts, *(_times(calls[:, side], starts) for side in (_REF_US, _TARGET_US)), strict=True)
+
+
+def have_drift(calls: Calls) -> bool:
+    """Whether any of these calls has an accumulated error."""
+    return bool((calls[:, (_DRIFT_ABS, _DRIFT_REL)] != -1).any())
 
 
 def plain_among(calls: Calls, outcomes: Mapping[int, int], different: Collection[int]) -> npt.NDArray[np.bool_]:

@@ -17,6 +17,7 @@ from shadowrun.store import DataFile, call_pages, groups
 from shadowrun.types import Cause, Phase, RunInfo, Status, TensorDiff, TensorMeta, Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.skipif(core is None, reason="native code reads the pages")
@@ -35,7 +36,7 @@ def pages_of_small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_pages, "LEAVES", 5)
 
 
-def record(path: Path, n: int, rank: int = 0) -> Path:
+def record(path: Path, n: int, rank: int = 0, drifts: Callable[[int], bool] = lambda seq: seq % 40 == 0) -> Path:
     draw = random.Random(rank)
     data = DataFile.create(path, RunInfo("npu", "cpu", rank=rank, world_size=2))
     contexts = [
@@ -50,7 +51,7 @@ def record(path: Path, n: int, rank: int = 0) -> Path:
             verdict = data.verdict_id(Verdict(Status.MISMATCH, Cause.IMPLEMENTATION, "wrong", f"evidence {seq}"))
         times = [draw.choice([-1.0, 0.0, 0.001, 3.25, 1e9, draw.random() * 100]) for _ in range(2)]
         drift = draw.choice(SPECIAL), draw.choice(SPECIAL)
-        data.add((seq, seq // 900, draw.choice(contexts), verdict, *times, *(drift if seq % 40 == 0 else (-1.0, -1.0))))
+        data.add((seq, seq // 900, draw.choice(contexts), verdict, *times, *(drift if drifts(seq) else (-1.0, -1.0))))
     data.close()
     return path
 
@@ -86,6 +87,21 @@ def test_reports_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             found[least] = [*map(repr, (groups_of_run, run.summary(), series.graph, heat)), *text.splitlines()]
         for one, other in zip(*found.values(), strict=True):
             assert one == other
+
+
+@pytest.mark.parametrize("some", [True, False])
+def test_accumulated_errors_are_asked_for_where_a_call_has_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, some: bool
+) -> None:
+    path, asked = record(tmp_path / "a.shadowrun", 6000, drifts=lambda seq: some and 3000 < seq < 3100), []
+    data, query = DataFile.open(path), DataFile.query
+    monkeypatch.setattr(DataFile, "query", lambda self, sql, *args: (asked.append(sql), query(self, sql, *args))[1])
+    found = groups.read_groups(data)
+    assert sum("drift_rel is not null" in sql for sql in asked) == some
+    assert any(g.drift_rel != -1 for g in found) == some
+    steps = load(path).drift()
+    assert sum("drift_rel >= 0" in sql for sql in asked) == some
+    assert bool(steps) == some
 
 
 @pytest.mark.parametrize(
