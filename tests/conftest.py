@@ -4,6 +4,7 @@ import gc
 import importlib.util
 import os
 import signal
+import sys
 from pathlib import Path
 
 # Before torch loads OpenMP. Several test processes share the cores: threads that spin for their next piece of work take
@@ -31,6 +32,11 @@ def pytest_collection_finish(session):
     """What is imported stays: Python's collector would go through millions of objects again and again."""
     gc.enable()
     gc.freeze()
+    # At each entry of torch's database it looks through the stack for a test of unittest, which none is. Python goes
+    # through all modules for some of the frames: 0.2 s an entry.
+    for module in ("torch.testing._internal.common_utils", "torch.testing._internal.opinfo.core"):
+        if module in sys.modules:
+            sys.modules[module].extract_test_fn = lambda: None
 
 
 @pytest.fixture(scope="session", autouse=True)

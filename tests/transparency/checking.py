@@ -17,7 +17,7 @@ from shadowrun.comparison.nan_track import NanTrack
 from shadowrun.comparison.record import RecordRun
 from shadowrun.intercept import torchapi
 from shadowrun.numerics.bits import Uncomparable, bits_equal
-from tests.transparency.cases import Case, cases, seed
+from tests.transparency.cases import Case, cases, seed, used_devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,7 +104,8 @@ def check(run: Observed, db: str, name: str, info: Any, dtype: str, samples: int
 
 
 def _n_calls(run: Observed) -> int:
-    return run.n_calls if isinstance(run, RecordRun | NanTrack) else sum(run.counts().values())
+    # Not `counts`, which reads all calls of the run again.
+    return run.n_calls if isinstance(run, RecordRun | NanTrack) else run.last_call() + 1
 
 
 def _failures(run: Observed) -> Counter[str]:
@@ -185,15 +186,9 @@ def execute(case: Case, mode: contextlib.AbstractContextManager[Any] | None) -> 
                 program(state)
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure}"
-    streams = (torch.get_rng_state().tolist(), random.getstate(), *_streams_of_devices())
+    streams = (torch.get_rng_state().tolist(), random.getstate(), *(d.get_rng_state().tolist() for d in used_devices()))
     texts = [f"{w.category.__name__}: {w.message}" for w in warned]
     return Outcome(state, error, texts, streams)
-
-
-def _streams_of_devices() -> list[Any]:
-    used = [torch.cuda] if torch.cuda.is_initialized() else []
-    used += [torch.sim] if hasattr(torch, "sim") else []
-    return [device.get_rng_state().tolist() for device in used]
 
 
 def differences(plain: Outcome, observed: Outcome, *, form_only: bool = False, warned: bool = True) -> list[str]:
