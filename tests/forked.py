@@ -14,13 +14,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+from shadowrun.studies.isolation.process import own_command
+
 LIMIT_S = 600
 
 SERVER = """
 import atexit, gc, json, os, runpy, sys, threading, traceback, warnings
 import torch
-torch.ones(2, 2).sum()
-gc.freeze()
+gc.freeze()  # no operator has run: a child reads the variables that choose its kernels
 
 
 def work(order):
@@ -136,6 +137,33 @@ def script(text, *words, **environment):
         path = Path(folder) / "script.py"
         path.write_text(text, encoding="utf-8")
         return _commands().run(path, *words, **environment)
+
+
+class Subprocess:
+    """In place of the module `subprocess` in a study that starts ``shadowrun`` itself: the commands are forked.
+
+    A thread count has to be in the platform: the variables of OpenMP are read when torch is loaded.
+    """
+
+    DEVNULL, PIPE, STDOUT = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
+
+    @staticmethod
+    def run(command, *, env, **_):
+        done = shadowrun(*command[len(own_command()) :], **env)
+        return subprocess.CompletedProcess(command, done.returncode, done.stdout.encode(), done.stderr.encode())
+
+    class Popen:
+        """One that has ended when it is there."""
+
+        def __class_getitem__(cls, _):
+            return cls
+
+        def __init__(self, command, *, env, stdout, **_):
+            self._done = Subprocess.run(command, env=env)
+            stdout.write(self._done.stdout + self._done.stderr)
+
+        def wait(self):
+            return self._done.returncode
 
 
 def shadowrun(*words, folder=".", **environment):

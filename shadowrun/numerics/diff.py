@@ -187,9 +187,10 @@ def _native_diff() -> Callable[[str, Value, Value], TensorDiff | None] | None:
     # The table is handed to C once, so that no call looks up a dtype in Python.
     known = []
     for dtype in (*FORMATS, *_INTEGERS):
-        form, fmt = format_of(dtype), FORMATS.get(dtype)
-        # Formats with a table of numbers take the way through `_native_statistics`.
-        if form is not None and form.numbers is None:
+        fmt = FORMATS.get(dtype)
+        # Formats with a table of numbers take the way through `_native_statistics`. An operator makes the table: none
+        # runs when this is imported, since torch then chooses its kernels by the environment.
+        if (fmt is None or dtype.itemsize > 1) and (form := format_of(dtype)) is not None:
             code = _DLPACK.get(dtype, 2 if fmt is not None else 0 if dtype.is_signed else 1)
             mantissa = -1 if fmt is None else fmt.mantissa
             known.append((code, 8 * dtype.itemsize, dtype_name(dtype), mantissa, tuple(form)))

@@ -15,6 +15,7 @@ import shadowrun
 from shadowrun.cli.studies import campaign
 from shadowrun.errors import UsageError
 from shadowrun.platforms import backends, devices, plugin_file, plugins, unsupported
+from tests.forked import Forked
 
 ROOT = Path(__file__).parents[2]
 CACHED = (plugin_file.plugin_file, backends.backend_of, plugins._read_entry_points)
@@ -50,6 +51,22 @@ def site(tmp_path_factory):
     return site
 
 
+@pytest.fixture(scope="module")
+def started(site):
+    """The process that commands with the package are forked from: torch has started the package."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{site}")
+        with Forked("shadowrun.cli.main, shadowrun.comparison") as started:
+            yield started
+
+
+@pytest.fixture
+def forked_shell(site, started, shell):
+    """As `shell`, with the package of the module."""
+    variables = {"PYTHONPATH": f"{ROOT}{os.pathsep}{site}"}
+    return lambda *words: started.shadowrun(words, Path.cwd(), variables)
+
+
 @pytest.fixture
 def shell(tmp_path, monkeypatch):
     """Runs a command in a process of its own, with packages of a folder: a device cannot be taken back."""
@@ -83,31 +100,31 @@ def test_a_run_on_its_device(site, shell):
     assert found() == {"aten::cumsum": "unsupported", "aten::erfinv": "fallback"}
 
 
-def test_its_settings(site, shell):
-    done = shell(site, "run", "--no-vendor-known", "--target", "vpu[fast_math=on,rounding=reversed]", "train.py")
+def test_its_settings(forked_shell):
+    done = forked_shell("run", "--no-vendor-known", "--target", "vpu[fast_math=on,rounding=reversed]", "train.py")
     assert done.returncode == 1
     assert found() == {"aten::cumsum": "unsupported", "aten::mm": "mismatch", "aten::erfinv": "fallback"}
     assert shadowrun.load(".shadowrun").info.target == "vpu[fast_math=on,rounding=reversed]"
-    refused = shell(site, "run", "--target", "vpu[rounding=up]", "train.py")
+    refused = forked_shell("run", "--target", "vpu[rounding=up]", "train.py")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "rounding='up' in platform 'vpu[rounding=up]' cannot be used: give forward, reversed" in refused.stderr
-    script = shell(site, "repro", "--finding", "2", "--target", "vpu[fast_math=on,rounding=reversed]")
+    script = forked_shell("repro", "--finding", "2", "--target", "vpu[fast_math=on,rounding=reversed]")
     (path,) = Path("repro").glob("*/repro.py")
     text = path.read_text(encoding="utf-8")
     assert "import vpu_plugin.settings" in text, script.stderr
     assert "vpu_plugin.settings.fast_math(True).__enter__()" in text
 
 
-def test_a_sweep_and_its_support(site, shell):
+def test_a_sweep_and_its_support(forked_shell):
     words = ("sweep", "--target", "vpu", "--ops", "cumsum,exp", "--parts", "forward", "--samples", "2", "--jobs", "1")
-    done = shell(site, *words, "-o", "junit.xml")
+    done = forked_shell(*words, "-o", "junit.xml")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "known      ticket 12, in release 1.1 (shadowrun.toml:18 of vpu-plugin)" in done.stdout
     assert '<skipped message="known issue: ticket 12' in Path("junit.xml").read_text(encoding="utf-8")
-    strict = shell(site, *words, "--no-vendor-known")
+    strict = forked_shell(*words, "--no-vendor-known")
     assert strict.returncode == 1
     assert "FAILED: cases that count against the target: 2 unsupported" in strict.stderr
-    table = shell(site, "support", "--import", "vpu_plugin")
+    table = forked_shell("support", "--import", "vpu_plugin")
     assert "vpu      cpu          1       0    1" in table.stdout
 
 

@@ -1,4 +1,4 @@
-"""`shadowrun mitigate` on real operators, in real processes."""
+"""`shadowrun mitigate` on real operators."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import pytest
 
 from shadowrun.cli.main import main
 from shadowrun.cli.studies.mitigate import _specs
+from shadowrun.studies import grid
+from shadowrun.studies.mitigate import sweep
+from tests import forked
 from tests.cli.test_output_options import all_formats, check, check_all
 
 PROGRAM = """
@@ -34,7 +37,14 @@ def script(tmp_path, monkeypatch):
     return "x.py"
 
 
-def test_what_makes_instruction_sets_agree(script, tmp_path):
+@pytest.fixture
+def forked_processes(monkeypatch):
+    """The processes of platforms are forked: there are a dozen."""
+    for module in (grid, sweep):
+        monkeypatch.setattr(module, "subprocess", forked.Subprocess)
+
+
+def test_what_makes_instruction_sets_agree(script, forked_processes, tmp_path):
     """Kernels with and without vectors add in other orders; float64 and rounding back makes that vanish."""
     platforms = "cpu[threads=1] cpu[isa=default,mkl_cbwr=COMPATIBLE,threads=1]"
     words = (
@@ -67,7 +77,7 @@ def test_what_makes_instruction_sets_agree(script, tmp_path):
     assert len(list((tmp_path / "kept" / "float64").glob("*.shadowrec"))) == 2
 
 
-def test_a_platform_that_fails_is_a_row(script, tmp_path, capsys):
+def test_a_platform_that_fails_is_a_row(script, forked_processes, tmp_path, capsys):
     platforms = "cpu[threads=1] cpu[threads=2] cpu[isa=default]"
     words = ("--platforms", platforms, "--only", "threads=1", "--runs", "0", "-o", "x.json", "-f", "md")
     assert main(["mitigate", *words, *all_formats("mitigate", tmp_path), script, "check"]) == 1
