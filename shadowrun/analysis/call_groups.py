@@ -6,7 +6,7 @@ import random
 import statistics
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from shadowrun.store.codec import decode_float
 from shadowrun.store.groups import Group, read_groups
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["CallGroups", "Context", "Medians", "Outcome", "Row", "SeriesReader", "Skipped", "Step", "read_contexts"]
 
 
-MAX_TIMES = 2**14
+MAX_TIMES: Final = 2**14
 """Times kept of one operator on one platform; of more, an evenly spread sample."""
+_MAX_NEW: Final = 4096
 
 
 class Medians:
@@ -57,36 +58,43 @@ class Medians:
 class _Times:
     """All times, or a sample: sorted and thinned, which moves the median by a rank or two of thousands."""
 
-    __slots__ = ("_kept", "_one_of", "_random")
+    __slots__ = ("_kept", "_new", "_one_of", "_random")
 
     def __init__(self, source: random.Random) -> None:
-        self._kept = array("d")  # 8 bytes a time; a list of floats takes 32
+        # 8 bytes a time; a list of floats takes 32.
+        self._kept, self._new = array("d"), array("d")
         self._one_of = 1
         self._random = source
 
     def add(self, times: Times) -> None:
-        some = self._one_in(self._one_of, times) if self._one_of > 1 else times
-        if isinstance(some, list):
-            self._kept.extend(some)
+        if isinstance(times, list):
+            self._new.extend(times)
         else:  # an array: number by number takes ten times as long
-            self._kept.frombytes(some.tobytes())
+            self._new.frombytes(times.tobytes())
+        # Some thousand at once: a large file has its times in pieces of some hundred.
+        if len(self._new) >= _MAX_NEW:
+            self._take(is_array=not isinstance(times, list))
+
+    def median_us(self) -> float:
+        self._take()
+        return statistics.median(self._kept) / 1e3 if self._kept else -1.0
+
+    def _take(self, *, is_array: bool = False) -> None:
+        self._kept.extend(self._one_in(self._one_of, self._new, is_array) if self._one_of > 1 else self._new)
+        self._new = array("d")
         while len(self._kept) > MAX_TIMES:
-            self._kept = array("d", self._one_in(2, self._kept))
+            self._kept = self._one_in(2, self._kept, is_array)
             # Half of the sample goes when it is full, so memory is bounded and every call had the same chance.
             self._one_of *= 2
 
-    def median_us(self) -> float:
-        return statistics.median(self._kept) / 1e3 if self._kept else -1.0
-
-    def _one_in(self, n: int, times: Times | array[float]) -> Times:
+    def _one_in(self, n: int, times: array[float], is_array: bool) -> array[float]:
         # A random start: with few times per call of `add`, a fixed one would always keep or always drop them.
         start = self._random.randrange(n)
-        if len(times) <= start:
-            return []
-        # An array sorts itself, without an object for each number.
-        kept = times.copy() if hasattr(times, "copy") else list(times)
-        kept.sort()
-        return kept[start::n]
+        if is_array:
+            import numpy as np  # is there, since the times came from it; it sorts them without an object for each
+
+            return array("d", np.sort(np.frombuffer(times))[start::n].tobytes())
+        return array("d", sorted(times)[start::n])
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import random
 import statistics
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from shadowrun.analysis.call_groups import MAX_TIMES, Medians
@@ -83,18 +84,20 @@ def test_medians_are_exact_while_all_times_are_kept() -> None:
     assert rows["aten::op1"].target_median_us == statistics.median(expected)
 
 
+@pytest.mark.parametrize("in_arrays", [False, True])
 @pytest.mark.parametrize("at_once", [3, 20_000])
-def test_medians_of_more_times_than_are_kept_are_close(at_once: int) -> None:
+def test_medians_of_more_times_than_are_kept_are_close(at_once: int, in_arrays: bool) -> None:
     source = random.Random(2)
     times = [source.lognormvariate(0, 1) for _ in range(20 * MAX_TIMES)]
     medians = Medians({1: "aten::mm"})
     for start in range(0, len(times), at_once):
-        medians.observe(1, times[start : start + at_once], [])
+        some = times[start : start + at_once]
+        medians.observe(1, np.array(some) if in_arrays else some, [])
     assert len(medians._times["aten::mm"][0]._kept) <= MAX_TIMES
     ((median, none),) = medians.by_op().values()
     assert none == -1.0
     below = sum(ns < 1e3 * median for ns in times) / len(times)
-    assert abs(below - 0.5) < 0.02
+    assert abs(below - 0.5) < 0.005
 
 
 def test_many_runs_need_no_more_sums_than_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,7 @@ def changed_call(
 ) -> Iterator[None]:
     """Inside, a call is made with arguments that were derived from those of another: slices, other values, defaults.
 
-    The other call was valid, or was looked at. Of this one nobody knows whether its arguments fit each other.
+    The other call was valid, or was looked at. It is not known whether the arguments of this one fit each other.
 
     Args:
         func: The operator.
