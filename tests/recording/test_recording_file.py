@@ -107,20 +107,21 @@ def rows(**columns):
     return packed(results)
 
 
+BOMB = zlib.compress(bytes(10**8), 1)
 DAMAGES = {
     "a view without end": ("update block set results = ? where id = 1", rows(base=(-1, -1, -1, 3))),
     "a form": ("update block set results = ? where id = 1", rows(form=(0, 0, 0, 1))),
     "a kind": ("update block set results = ? where id = 1", rows(kind=9)),
     "a ladder": ("update block set rungs = ? where id = 1", b"12345678"),
     "an input": ("update block set inputs = ? where id = 1", packed(np.array([0, 1, 99], np.int64))),
-    "a bomb": ("update block set calls = ? where id = 1", zlib.compress(bytes(10**8))),
+    "a bomb": ("update block set calls = ? where id = 1", BOMB),
     "a count": ("update block set n_calls = ? where id = 1", 2**40),
     "no zlib": ("update block set calls = ? where id = 1", b"x"),
     "a phase": ("update context set phase = ? where id = 1", "sideways"),
     "a shape": ("update form set shape = ?", "[1e9]"),
     "information": ("update process set info = ?", "[" * 100_000),
     "no samples": ("update block set samples = ? where id = 1", b""),
-    "a bomb of samples": ("update block set sample_tops = ? where id = 1", zlib.compress(bytes(10**8))),
+    "a bomb of samples": ("update block set sample_tops = ? where id = 1", BOMB),
     "too few tops": ("update block set sample_tops = ? where id = 1", zlib.compress(bytes(7))),
     "no tops": ("update block set sample_tops = ? where id = 1", b""),
     "a trigger": ("create trigger t after insert on block begin select 1; end",),

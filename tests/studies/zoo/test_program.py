@@ -65,13 +65,14 @@ HOSTILE = ["program", RELU.id, "x", "y", [], 1, [[], [["aten::from_file", ["a"],
         packed([HEADER, ["program", "no-number!!", "x"]]),
         packed([HEADER, 7]),
         packed([HEADER])[:-8],
-        lzma.compress(b'{"format":"shadowrun zoo","version":1}\n' + b" " * (1 << 26)),
+        # Made when it is used: each process of the tests reads this list.
+        lambda: lzma.compress(b'{"format":"shadowrun zoo","version":1}\n' + b" " * (1 << 26)),
         packed([HEADER]).replace(b"\n", b"")[:20],
     ],
 )
 def test_a_file_that_is_no_zoo_is_refused(tmp_path, content):
     path = tmp_path / "bad.zoo"
-    path.write_bytes(content)
+    path.write_bytes(content() if callable(content) else content)
     with pytest.raises(DataFileError):
         read_zoo(path)
 
