@@ -11,7 +11,7 @@ import functools
 import re
 from typing import Final
 
-__all__ = ["is_for_kernels_only"]
+__all__ = ["is_for_kernels_only", "is_plain_primitive"]
 
 _INTERNAL: Final = re.compile(
     r"_(?!_\w+__$).*|(quantize|quantized|nested|mkldnn|mps|slow_conv|thnn|lstm_mps|conv_depthwise3d|q_)\w*|dequantize"
@@ -43,6 +43,26 @@ _FAMILIES: Final = (
 )
 _RECORDED: Final = re.compile("|".join(_FAMILIES))
 _PACKED: Final = re.compile(r"_to_sparse_semi_structured|_sparse_semi_structured\w*|_nested\w*")
+
+# Those that give torch's public functions, which look, all that they get. `fft_c2r` calls a kernel that does not.
+_PRIMITIVES: Final = re.compile(
+    r"abs|a?(cos|sin|tan)h?|atan2|bessel_\w+|spherical_bessel_j0|cbrt|ceil|floor|round|trunc|clone|conj(_physical)?|real|imag"
+    r"|digamma|lgamma|igammac?|ndtri|zeta|erf(_inv|c|cx)?|exp2?|expm1|log(10|1p|2)?|frexp|isfinite|neg|pow|reciprocal|r?sqrt"
+    r"|sign(bit)?|add|sub|mul|div|fmod|remainder|gcd|hypot|nextafter|f?(max|min)|maximum|minimum|eq|ne|ge|gt|le|lt"
+    r"|bitwise_\w+|shift_(left|right_arithmetic)|where|fill|amax|amin|prod|sum|var|xor_sum"
+    r"|broadcast_in_dim|cat|collapse(_view)?|convert_element_type|reshape|rev|split_dim|squeeze|transpose|view_of"
+    r"|full(_like)?|iota|scalar_tensor"
+)
+
+
+@functools.lru_cache(maxsize=512)
+def is_plain_primitive(base: str) -> bool:
+    """Whether an operator of the namespace ``prims`` is one that a file may name.
+
+    Args:
+        base: Its name without namespace and overload, ``convert_element_type``.
+    """
+    return _PRIMITIVES.fullmatch(base) is not None
 
 
 @functools.lru_cache(maxsize=4096)

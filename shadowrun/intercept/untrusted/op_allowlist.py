@@ -18,7 +18,7 @@ from shadowrun.intercept.plan import Action, make_plan
 from shadowrun.intercept.torch_operators import operator_is_dispatched
 from shadowrun.intercept.torchapi import as_in_handler
 from shadowrun.intercept.untrusted.argument_checks import overlaps_itself, shared_result
-from shadowrun.intercept.untrusted.internal_operators import is_for_kernels_only
+from shadowrun.intercept.untrusted.internal_operators import is_for_kernels_only, is_plain_primitive
 from shadowrun.intercept.untrusted.memory_bounds import has_bounds_check, why_out_of_bounds
 from shadowrun.intercept.untrusted.sequence_lengths import RECURRENT
 from shadowrun.torch_private import schema_of
@@ -226,6 +226,8 @@ def _refusal(func: torch._ops.OpOverload) -> str:
         return _REFUSED.get(base, "it is internal to torch")
     if space == "aten" and is_for_kernels_only(base):
         return "it is internal to torch, and no program records it"
+    if space == "prims" and not is_plain_primitive(base):
+        return "no look at its arguments knows what its kernel believes"
     if not operator_is_dispatched(name):
         return "torch's dispatcher does not know it"
     plan = make_plan(func, 0)
