@@ -34,6 +34,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from shadowrun.intercept.untrusted.checked_calls import _Copies, check_call
 from shadowrun.intercept.untrusted.op_allowlist import Refused, check_operator
 from shadowrun.operators.vendor_ops import COUNTERPARTS
+from tests.untrusted.unsampled_calls import unsampled
 
 MAX_ELEMENTS, MAX_CALLS, MAX_MEMORY = 5000, 6, 3 << 30
 NUMBERS = (0, 1, -1, 2, 3, 7, 64, 1000, 10**6, 2**31, 2**62, -(2**63), True, torch.tensor(3), torch.float32)
@@ -140,7 +141,10 @@ def samples(part, parts):
                 with contextlib.suppress(Exception):  # a sample that needs what is not here
                     for given in itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=needs), MAX_CALLS):
                         backward(info.op(given.input, *given.args, **given.kwargs))
-    return {func: calls for func, calls in kept.calls.items() if calls} | stand_ins()
+    found = {func: calls for func, calls in kept.calls.items() if calls} | stand_ins()
+    for func, calls in itertools.islice(unsampled().items(), part, None, parts):
+        found.setdefault(func, []).extend(calls)
+    return found
 
 
 def with_results(calls):

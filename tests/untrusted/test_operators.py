@@ -12,10 +12,12 @@ from shadowrun.compiled import graph_text
 from shadowrun.compiled.compile_spec import CompileSpec
 from shadowrun.errors import DataFileError, PlatformError, UsageError
 from shadowrun.intercept.untrusted import op_allowlist
+from shadowrun.intercept.untrusted.checked_calls import check_call
 from shadowrun.intercept.untrusted.op_allowlist import Refused, check_arguments, operator_named
 from shadowrun.platforms.untrusted_specs import simulated_flaws, trusted_spec
 from shadowrun.repro.quoting import in_docstring, literal
 from shadowrun.types import Permissions
+from tests.untrusted.unsampled_calls import unsampled
 
 NAMES = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(("aten::", "prims::"))]
 HARMLESS = (
@@ -67,6 +69,19 @@ def test_primitives_whose_kernels_believe_their_arguments_are_not_called():
     assert not refused & {"convert_element_type", "add", "broadcast_in_dim", "sum", "iota"}
 
 
+def test_calls_that_no_sample_of_torch_has_are_made():
+    """Else `guarded_calls` changes calls that are refused as they are."""
+    refused, calls = [], [(func, *given) for func, kept in unsampled().items() for given in kept]
+    with torch.no_grad():
+        for func, args, kwargs in calls:
+            try:
+                check_call(func, args, kwargs)
+            except Refused as error:
+                refused.append(f"{func.name()}: {error}")
+    assert len(calls) > 150
+    assert len(refused) < 3, refused
+
+
 def test_custom_operators_of_this_process_follow_the_same_rule():
     with torch.library._scoped_library("untrustedtest", "DEF") as library:
         for schema in ("twice(Tensor x) -> Tensor", "read(str path) -> Tensor", "stop(int code) -> ()"):
@@ -103,6 +118,8 @@ WILD = {
     "an index below 0": ("aten::embedding_dense_backward", (X, torch.tensor([1, -7]), 3, -1, True), {}),
     "one value for all": ("aten::_log_softmax.out", (X, 1, False), {"out": torch.ones(1).expand(2, 6)}),
     "rows within each other": ("aten::add_.Tensor", (torch.ones(9).as_strided((2, 6), (3, 1)), X), {}),
+    "rows in one place": ("aten::_weight_norm_interface", (torch.ones(1).expand(2, 6), torch.ones(2, 1), 0), {}),
+    "one size for all rows": ("aten::_weight_norm_interface", (X, torch.ones(1, 1).expand(2, 1), 0), {}),
     "channels": ("aten::native_batch_norm", (X, None, None, X[0, :1], X[0, :1], False, 0.1, 1e-5), {}),
 }
 """What kernels take as a place in memory without a look; most end this process."""

@@ -476,6 +476,6 @@ _FAMILIES: Final[dict[str, ArgumentCheck]] = {
     "_chunk_cat": _chunks,
     "_scaled_grouped_mm_v2": _grouped,
     # Kernels that take dense memory for granted: each tensor of each operator was expanded, before a guard page.
-    r"(nan)?median|native_group_norm\w*": _dense,
+    r"(nan)?median|native_group_norm\w*|_weight_norm_interface": _dense,
     r"_scaled_dot_product_flash_attention_for_cpu\w*": _rows,
 }
