@@ -88,6 +88,15 @@ def _embedding(given: NamedArguments) -> Iterator[str]:
         yield "indices has some that are not below num_weights"
 
 
+def _gathered(given: NamedArguments) -> Iterator[str]:
+    x, index, dim = given.get("self"), given.get("index"), given.get("dim")
+    if not isinstance(x, torch.Tensor) or not isinstance(index, torch.Tensor) or type(dim) is not int:
+        return
+    n = 1 if not x.dim() else x.shape[dim] if -x.dim() <= dim < x.dim() else 0
+    if not is_inside(index, 0, n):
+        yield "index has some that are no place of self"
+
+
 _PER_CHANNEL: Final = ("weight", "bias", "running_mean", "running_var")
 # Of each channel too; evaluation saves nothing.
 _SAVED: Final = ("save_mean", "save_invstd", "save_var")
@@ -447,7 +456,9 @@ def _grouped(given: NamedArguments) -> Iterator[str]:
 # gaps and transposed.
 _FAMILIES: Final[dict[str, ArgumentCheck]] = {
     "_fft_(c2c|c2r|r2c)": _transform,
-    "embedding_dense_backward": _embedding,
+    # Nor does who makes a dense tensor of a sparse gradient look at its indices.
+    "embedding(_dense|_sparse)?_backward": _embedding,
+    "gather_backward": _gathered,
     r"\w*batch_norm\w*": _batch_norm,
     r"_upsample_\w+_aa(_backward)?": _resized,
     "cudnn_grid_sampler_backward": _sampled,  # the reference computes it by another operator, which believes it
