@@ -190,6 +190,38 @@ def test_operators_inside_of_others_are_looked_at(name, below_autograd):
         check_call(func, COMPOSITE[name], {})
 
 
+_LSTM = [torch.ones(16, 3), torch.ones(16, 4), torch.ones(16), torch.ones(16)]
+_STATE = torch.ones(1, 2, 4)
+TWICE_DECOMPOSED = {
+    "lstm.input": (torch.ones(5, 2, 3), [_STATE, _STATE], _LSTM, True, 1, 0.0, False, False, False),
+    "stft": (torch.ones(20), 8, 4, 8, torch.ones(8), False, True, True),
+}
+
+
+@pytest.mark.parametrize("name", TWICE_DECOMPOSED)
+def test_what_is_looked_at_is_what_the_call_makes(name):
+    """torch has a second decomposition in Python, for compilers, which asks for other dtypes before it takes mkldnn."""
+    func, args = operator_named(f"aten::{name}"), TWICE_DECOMPOSED[name]
+
+    class Made(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            made.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    class LookedAt(checked_calls.CheckedCalls):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func.name())
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+    made, seen = [], []
+    with torch.no_grad(), Made():
+        func(*args)
+    with torch.no_grad(), as_in_handler(), LookedAt():
+        func(*args)
+    assert seen[0] == func.name()
+    assert [name for name in seen[1:] if not checked_calls._splits(operator_named(name, checked=False))] == made
+
+
 def test_a_look_inside_sees_strides_and_shared_memory():
     """Its copies were contiguous; the kernel read every second label as if they were."""
     labels = torch.zeros(1, 4, dtype=torch.int64)[:, ::2]

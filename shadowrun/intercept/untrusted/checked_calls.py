@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from shadowrun.intercept.torch_operators import operator_splits
+from shadowrun.intercept.torch_operators import decomposition, operator_splits
 from shadowrun.intercept.torchapi import DispatchMode, storage_key
 from shadowrun.intercept.untrusted.op_allowlist import Refused, check_arguments, check_places, depends_on_values
 from shadowrun.torch_private import negated_view, schema_of
@@ -50,9 +50,7 @@ class CheckedCalls(DispatchMode):  # type: ignore[no-untyped-call]
             # Below autograd a composite operator comes whole: what it calls is looked at, too.
             if _splits(func):
                 with self:
-                    found = func.decompose(*args, **kwargs)
-                if found is not NotImplemented:
-                    return found
+                    return decomposition(func)(*args, **kwargs)
         return func(*args, **kwargs)
 
 
