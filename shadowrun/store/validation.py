@@ -45,6 +45,7 @@ __all__ = [
     "connect_and_recover",
     "one_of",
     "optional",
+    "text_up_to",
     "violation_sql",
 ]
 
@@ -101,6 +102,12 @@ def optional(condition: str) -> str:
 def one_of(*values: str) -> str:
     """The value is one of these texts, none of which has a quotation mark."""
     return f"typeof({{0}}) = 'text' and {{0}} in ({', '.join(repr(str(value)) for value in values)})"
+
+
+def text_up_to(n: int) -> str:
+    """The value is a text of at most so many characters."""
+    # SQLite counts the characters before the first NUL; UTF-8 has up to 4 bytes for one.
+    return f"{TEXT} and length({{0}}) <= {n} and length(cast({{0}} as blob)) <= {4 * n}"
 
 
 class _Texts(dict[bytes, str]):
@@ -404,7 +411,7 @@ _TIME = f"{NUMBER} and {{0}} < 1e300"  # nan is greater
 _FIGURE = "(typeof({0}) = 'integer' or typeof({0}) = 'real' and abs({0}) < 1e300)"
 
 # What torch or shadowrun itself names; queries compare it for each row of ``diff``.
-_SHORT = f"{TEXT} and length({{0}}) <= 1000"
+_SHORT = text_up_to(1000)
 
 # Annotation of a field of `TensorDiff` to the condition on its column.
 _OF_DIFF = {

@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 import torch
@@ -395,3 +396,17 @@ def test_text_that_is_no_object(file, text):
     connection.close()
     with CapturedFile(file) as captured_file, pytest.raises(DataFileError):
         captured_file.load(2, MAX)
+
+
+def test_no_text_without_end_reaches_python(file):
+    """SQLite counts the characters of a text up to the first NUL."""
+    with sqlite3.connect(file) as connection:
+        connection.execute("update captured set arguments = '{' || char(0) || printf('%.*c', 1 << 24, ' ')")
+    connection.close()
+    with CapturedFile(file) as captured_file:
+        tracemalloc.start()
+        with pytest.raises(DataFileError):
+            captured_file.load(2, MAX)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 1 << 24

@@ -118,6 +118,8 @@ DAMAGES = {
     "a count": ("update block set n_calls = ? where id = 1", 2**40),
     "no zlib": ("update block set calls = ? where id = 1", b"x"),
     "a phase": ("update context set phase = ? where id = 1", "sideways"),
+    "a long name": ("update context set module = ?", "x" * 10_001),
+    "a long name after a NUL": ("update context set module = ?", "a\0" + "x" * 40_000),
     "a shape": ("update form set shape = ?", "[1e9]"),
     "information": ("update process set info = ?", "[" * 100_000),
     "no samples": ("update block set samples = ? where id = 1", b""),

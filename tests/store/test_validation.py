@@ -150,6 +150,10 @@ def test_a_schema_is_read_as_sqlite_reads_it(path, table, ours, theirs):
         ("update form set shape = '[1e9]'", "form.shape"),
         ("update form set shape = '[[[1]]]'", "form.shape"),
         ("update form set stride = printf('[%.*c]', 9000, '1')", "form.stride"),
+        ("update form set device = printf('%.*c', 1001, 'x')", "form.device"),
+        # SQLite counts the characters of a text up to the first NUL.
+        ("update form set device = 'a' || char(0) || printf('%.*c', 9000, 'x')", "form.device"),
+        ("update tensor set name = 'a' || char(0) || printf('%.*c', 9000, 'x')", "tensor.name"),
         ("update diff set max_ulp = 9e999", "diff.max_ulp"),
         ("update diff set max_abs = 'x'", "diff.max_abs"),
         ("update diff set worst_index = '[x]'", "diff.worst_index"),
@@ -170,6 +174,11 @@ def test_a_schema_is_read_as_sqlite_reads_it(path, table, ours, theirs):
 def test_a_value_that_shadowrun_does_not_write(path, sql, said):
     edit(path, sql)
     assert said in refused(path)
+
+
+def test_a_name_may_have_a_thousand_characters_of_any_alphabet(path):
+    edit(path, "update form set device = replace(printf('%.*c', 1000, 'x'), 'x', char(128512))")
+    assert shadowrun.load(path).findings()
 
 
 @pytest.mark.parametrize("rows", ["(0, 0), (1, 0)", "(0, 0), (1, -5)", "(0, 0), (2, 10)", "(0, 0), (1, 4)", "(1, 0)"])

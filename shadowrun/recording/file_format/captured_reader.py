@@ -120,8 +120,9 @@ class CapturedFile:
     def _parts(self, call: int) -> dict[str, Any] | None:
         try:
             row = self._connection.execute(
-                # The length is compared in SQL, so that a huge text never reaches Python.
-                "select case when length(arguments) <= ? then arguments end from captured where call = ?",
+                # The length is compared in SQL, so that a huge text never reaches Python. It is that of a blob: SQLite
+                # counts the characters of a text up to the first NUL.
+                "select case when length(cast(arguments as blob)) <= ? then arguments end from captured where call = ?",
                 (_MAX_TEXT, call),
             ).fetchone()
             if row is None:

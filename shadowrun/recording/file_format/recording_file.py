@@ -38,7 +38,7 @@ from shadowrun.recording.model import (
 )
 from shadowrun.store import validation
 from shadowrun.store.codec import MAX_RANKS, decode_facts
-from shadowrun.store.validation import COUNT, SHAPE, TEXT, one_of
+from shadowrun.store.validation import COUNT, SHAPE, TEXT, one_of, text_up_to
 from shadowrun.types import Phase
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ __all__ = ["in_memory", "open_checked", "read", "read_all"]
 
 _BLOB = "typeof({0}) = 'blob'"
 # Reports say a name many times: of megabytes, it would become gigabytes.
-_NAME = f"{TEXT} and length({{0}}) <= 10000"
+_NAME = text_up_to(10_000)
 _BLOBS: Final = ("calls", "results", "inputs", "rungs", "samples", "sample_tops", "row_rungs")
 _COLUMNS: Columns = {
     "process": {"id": COUNT, "info": TEXT},
