@@ -106,6 +106,11 @@ class Issues:
     passed: tuple[str, ...] = ()
     file: str = ""
 
+    @property
+    def whole(self) -> Place:
+        """Where an issue without a source line is shown: a service refuses a result without a place."""
+        return Place(_in_folder(self.file) or "shadowrun", 1)
+
 
 def place_of(site: str) -> Place | None:
     """The user's line of a site; None for a cell of a notebook, and a file outside of the working directory.
@@ -119,12 +124,20 @@ def place_of(site: str) -> Place | None:
     found = _LINE.fullmatch(own or line)
     if found is None:
         return None
-    file = PurePath(found["file"])
+    # The text of the issue has the line of any other file.
+    file = _in_folder(found["file"])
+    return Place(file, int(found["line"]), found["function"] or "") if file else None
+
+
+def _in_folder(path: str) -> str:
+    """A path from the working directory, with slashes; empty for one outside of it.
+
+    Services take files of the repository only, and a data file from anyone may name ``//host/x.py``.
+    """
+    file = PurePath(path)
     if file.is_absolute() and file.is_relative_to(Path.cwd()):
         file = file.relative_to(Path.cwd())
-    # Services take files of the repository only; the text of the issue has the line of any other.
-    outside = file.is_absolute() or ".." in file.parts
-    return None if outside else Place(file.as_posix(), int(found["line"]), found["function"] or "")
+    return "" if file.is_absolute() or ".." in file.parts or not file.parts else file.as_posix()
 
 
 def worst_first(issues: Iterable[Issue]) -> list[Issue]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.resources
 import json
 import re
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import jsonschema
@@ -13,7 +15,7 @@ import pytest
 
 from shadowrun.errors import UsageError
 from shadowrun.report.document import ISSUE_FORMATS, Document, GateLine, Records, render
-from shadowrun.report.issues import MAX_ISSUES, Issue, Issues, place_of
+from shadowrun.report.issues import MAX_ISSUES, Issue, Issues, Place, place_of
 from shadowrun.report.run_report import run_document
 from shadowrun.run import Run
 from shadowrun.settings import KnownLine
@@ -224,6 +226,21 @@ def test_what_has_no_line_is_shown_at_the_program():
         assert location["physicalLocation"]["artifactLocation"] == {"uri": "train.py", "uriBaseId": "%SRCROOT%"}
     assert {row["location"]["path"] for row in code_quality_of(doc)} == {"train.py"}
     assert "file=" not in render(doc, "github")
+
+
+@pytest.mark.parametrize(
+    "program", ["//evil.example/x.py", "//evil.example/../x.py", "../../../etc/passwd", "/etc/passwd", "", "."]
+)
+def test_no_path_of_a_program_leads_out_of_the_repository(program):
+    """A viewer may resolve a path that begins with two slashes, and would ask that host."""
+    doc = dataclasses.replace(document([]), issues=Issues("npu", (issue(sites=()),), file=program))
+    (location,) = sarif_of(doc)["results"][0]["locations"]
+    assert location["physicalLocation"]["artifactLocation"]["uri"] == "shadowrun"
+    assert [row["location"]["path"] for row in code_quality_of(doc)] == ["shadowrun"]
+
+
+def test_a_program_by_its_whole_path_is_one_of_the_repository():
+    assert Issues("npu", file=str(Path.cwd() / "x" / "train.py")).whole == Place("x/train.py", 1)
 
 
 def test_changes_since_a_baseline():

@@ -69,8 +69,7 @@ def render_code_quality(document: Document) -> str:
     ordered = [issue for issue in worst_first(issues.rows) if issue.change != "gone"][:MAX_ISSUES]
     rows = []
     for issue, key in zip(ordered, fingerprints(issues.suite, ordered), strict=True):
-        place = issue.place
-        where = (place.file, place.line) if place is not None else (issues.file or "shadowrun", 1)
+        place = issue.place or issues.whole
         known = f" (known issue: {issue.known})" if issue.known else ""
         rows.append(
             {
@@ -78,7 +77,7 @@ def render_code_quality(document: Document) -> str:
                 "check_name": f"shadowrun/{issue.rule}",
                 "fingerprint": key,
                 "severity": _SEVERITIES[issue.level],
-                "location": {"path": where[0], "lines": {"begin": where[1]}},
+                "location": {"path": place.file, "lines": {"begin": place.line}},
             }
         )
     return json.dumps(rows, indent=1) + "\n"

@@ -85,13 +85,13 @@ def _plain(text: str) -> str:
 
 
 def _result(issue: Issue, rule: int, key: str, issues: Issues) -> dict[str, Any]:
-    places: list[Place | None] = [p for p in dict.fromkeys(map(place_of, issue.sites)) if p is not None]
+    places = [p for p in dict.fromkeys(map(place_of, issue.sites)) if p is not None]
     result: dict[str, Any] = {
         "ruleId": issue.rule,
         "ruleIndex": rule,
         "level": issue.level,
         "message": {"text": _plain("\n".join(clip(line, _MAX_TEXT) for line in issue.text.splitlines()))},
-        "locations": [_location(place, issue, issues.file) for place in places[:_MAX_PLACES] or [None]],
+        "locations": [_location(place, issue) for place in places[:_MAX_PLACES] or [issues.whole]],
         "partialFingerprints": {"shadowrunFinding/v1": key},
     }
     if issue.change:
@@ -102,12 +102,10 @@ def _result(issue: Issue, rule: int, key: str, issues: Issues) -> dict[str, Any]
     return result
 
 
-def _location(place: Place | None, issue: Issue, file: str) -> dict[str, Any]:
-    """Where an issue is; one without a line is at `file`, since a service refuses a result without a place."""
-    path, line = (place.file, place.line) if place is not None else (file or "shadowrun", 1)
-    functions = dict.fromkeys(filter(None, (place.function if place is not None else "", issue.name)))
+def _location(place: Place, issue: Issue) -> dict[str, Any]:
+    functions = dict.fromkeys(filter(None, (place.function, issue.name)))
     return {
-        "physicalLocation": {"artifactLocation": _artifact(path), "region": {"startLine": line}},
+        "physicalLocation": {"artifactLocation": _artifact(place.file), "region": {"startLine": place.line}},
         "logicalLocations": [{"fullyQualifiedName": name, "kind": "function"} for name in functions],
     }
 
