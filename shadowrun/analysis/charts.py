@@ -378,7 +378,8 @@ class ChartsReader:
         # without it.
         errors = self._drift or self._errors
         modules = list(dict.fromkeys(context.module for context in self.contexts.values() if context.module))
-        modules = [module for module in modules if any(key[0] == module for key in errors)]
+        with_errors = {module for module, _ in errors}
+        modules = [module for module in modules if module in with_errors]
         n_columns = self._column(self._high) + 1
         if not modules or (len(modules) < 2 and n_columns < 2):
             return None

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
 from shadowrun import report
+from shadowrun.analysis.charts import ChartsReader
 from shadowrun.report.formats.html import MAX_BYTES
 from shadowrun.report.run_charts import _Log, histogram
 from shadowrun.run import Run
@@ -81,6 +83,27 @@ def test_errors_by_module_and_step():
     isolated = run_of([(*call[:4], None, call[5]) for call in CALLS]).charts().heat
     assert not isolated.is_accumulated
     assert math.isnan(isolated.cells[0, 1].error)
+
+
+def test_modules_are_not_compared_with_each_other():
+    """A file of a hundred thousand modules would take billions of comparisons."""
+    compared = 0
+
+    class Name(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other):
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    names = [Name(f"Net.{n}") for n in range(500)]
+    series = ChartsReader(DataFile.create(None, INFO), None)
+    series.contexts = {n: SimpleNamespace(module=name) for n, name in enumerate(names)}
+    series._errors = {(name, 0): 1.0 for name in names[1:]}
+    assert series._heat_map().modules == tuple(names[1:])
+    assert compared < 5000
 
 
 def test_columns_are_of_several_steps_in_a_long_run():
