@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Collection, Sequence
 
-__all__ = ["PLAIN_NAME", "NewLine", "add_lines", "drop_lines", "nearest_ledger"]
+__all__ = ["PLAIN_NAME", "PLAIN_PLATFORM", "NewLine", "add_lines", "drop_lines", "nearest_ledger"]
 
 _PYPROJECT: Final = "pyproject.toml"
 PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.:]{1,200}")
 """Names that are no pattern: a file may come from anyone, and ``*`` in a name would excuse others as well."""
+PLAIN_PLATFORM: Final = re.compile(r"[A-Za-z0-9_.:]{1,60}(?:\[[A-Za-z0-9_.:]+=[A-Za-z0-9_.:=,+()/ -]{1,140}\])?")
+"""Platforms that are no pattern: without ``=``, what is in brackets is a set of characters."""
 _TABLE: Final = re.compile(r"^[ \t]*\[")
 
 

@@ -23,6 +23,7 @@ from shadowrun.store.atomic_write import check_replaceable
 from shadowrun.store.captured_inputs import StoredCall, clear, folder_of, save
 from shadowrun.studies.known_issues_file import nearest_ledger
 from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
+from shadowrun.types import RunInfo
 from tests.compiled import faulty, models
 from tests.untrusted.test_limits import run_file
 
@@ -214,6 +215,21 @@ def test_the_nearest_ledger_is_not_written_through_a_link(capsys):
     assert "is a link, which is not followed" in capsys.readouterr().err
     assert main(["known", str(run_file()), "--update", "--ledger", "other.toml"]) == 0
     assert "[[known]]" in other.read_text()
+
+
+@pytest.mark.parametrize("target", ["np[a-z]", "cuda:[0-9]", "np[a-z][threads=1]", "*", "np?"])
+def test_a_line_of_the_ledger_covers_one_platform(capsys, target):
+    """Of the user's own runs, a pattern would excuse the findings of others as well."""
+    path = run_file(info=RunInfo(target, "cpu", wall_s=1.0))
+    assert main(["known", str(path), "--update", "--ledger", "own.toml"]) == 0
+    assert "has a name that no platform has" in capsys.readouterr().out
+    assert not Path("own.toml").exists()
+
+
+def test_a_platform_with_settings_has_its_line(capsys):
+    path = run_file(info=RunInfo("cpu[threads=1]", "cpu", wall_s=1.0))
+    assert main(["known", str(path), "--update", "--ledger", "own.toml"]) == 0
+    assert main(["known", str(path), "--ledger", "own.toml"]) == 0
 
 
 # -- links in the place of what is written -----------------------------------------------------------------

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run"]
 
 _MODULE: Final = re.compile(r"[A-Za-z0-9_.<>]{1,300}")
-# What may enter a pattern: a data file may come from anyone, and ``*`` would excuse other findings as well.
-_PLATFORM: Final = re.compile(r"[A-Za-z0-9_.:]{1,60}(?:\[[A-Za-z0-9_.:=,+()/ -]{1,140}\])?")
 FORMAT: Final = 1
 _OUTDATED: Final = ("expired", "stale")
 
@@ -185,7 +183,7 @@ def _write(path: Path, recorded: Run, findings: list[Finding], args: argparse.Na
 def _new_lines(
     findings: list[Finding], target: str, reason: str | None
 ) -> tuple[list[NewLine], list[tuple[Finding, str]]]:
-    from shadowrun.studies.known_issues_file import PLAIN_NAME, NewLine
+    from shadowrun.studies.known_issues_file import PLAIN_NAME, PLAIN_PLATFORM, NewLine
 
     made: dict[tuple[str, str, str], NewLine] = {}
     skipped = []
@@ -193,7 +191,7 @@ def _new_lines(
         if not PLAIN_NAME.fullmatch(finding.op):
             # A compiled region is named by its number in the run.
             skipped.append((finding, "it is no operator"))
-        elif not _PLATFORM.fullmatch(target):
+        elif not PLAIN_PLATFORM.fullmatch(target):
             skipped.append((finding, "its platform has a name that no platform has"))
         else:
             module = _module_pattern(finding)

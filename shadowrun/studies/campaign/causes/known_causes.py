@@ -6,12 +6,11 @@ A line has operator, platform and status, and no cause: one line covers all root
 from __future__ import annotations
 
 import datetime as dt
-import re
 from typing import TYPE_CHECKING, Final
 
 from shadowrun.settings import fits_operator, fits_platform
 from shadowrun.studies.campaign.causes.root_causes import is_compiled
-from shadowrun.studies.known_issues_file import PLAIN_NAME, NewLine
+from shadowrun.studies.known_issues_file import PLAIN_NAME, PLAIN_PLATFORM, NewLine
 from shadowrun.studies.sweep.cases import Kind
 
 if TYPE_CHECKING:
@@ -28,8 +27,6 @@ _STATUS: Final = {
     **dict.fromkeys((Kind.ERROR, Kind.CRASH, Kind.TIMEOUT, Kind.OUT_OF_MEMORY), "error"),
     **dict.fromkeys((Kind.MISMATCH, Kind.FORM), "mismatch"),
 }
-# The store may come from anyone: a name with ``*`` or ``[a-z]`` would be a pattern that covers others as well.
-_SPEC: Final = re.compile(r"[A-Za-z0-9_.:]{1,60}(?:\[[A-Za-z0-9_.:]+=[A-Za-z0-9_.:=,+()/ -]{1,140}\])?")
 
 
 def known_causes(causes: Iterable[RootCause], targets: Sequence[str], lines: Sequence[KnownLine]) -> dict[str, str]:
@@ -69,7 +66,7 @@ def new_lines(
             # A ledger's lines are of platforms, and it knows nothing of compiled code.
             if t < 0 or is_compiled(targets[t]) or _reason(form, targets[t], lines):
                 continue
-            if not _SPEC.fullmatch(platform_of(targets[t])):
+            if not PLAIN_PLATFORM.fullmatch(platform_of(targets[t])):
                 skipped.append((number, "its platform has a name that no platform has"))
                 continue
             key = form.op, platform_of(targets[t]), status
