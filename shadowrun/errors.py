@@ -19,6 +19,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from shadowrun.visible_text import visible_lines
+
 __all__ = [
     "CallFindingError",
     "DataFileError",
@@ -60,7 +62,8 @@ class ShadowrunError(Exception):
 
     # A keyword without a default: no message can be written without its entry in the documentation.
     def __init__(self, message: str, *, slug: str) -> None:
-        super().__init__(message)
+        # Python prints the text of an exception as it is, and the values in it may be those of a file.
+        super().__init__(visible_lines(message))
         self.slug = slug
         self.add_note(f"[{self.command}]")  # below the message of a traceback
 

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1] / "shadowrun"
-BASE = {"types", "errors", "limits", "settings", "config", "strided", "current_folder"}
+BASE = {"types", "errors", "limits", "settings", "config", "strided", "current_folder", "visible_text"}
 CALL = BASE | {"native", "torch_versions", "torch_private", "platforms", "facts", "intercept", "numerics", "operators"}
 CALL |= {"store"}
 MAY_IMPORT = {
     "types": set(),
-    "errors": set(),
+    "visible_text": set(),
+    "errors": {"visible_text"},
     "strided": set(),
     "current_folder": set(),
     "limits": {"errors"},
@@ -24,7 +25,7 @@ MAY_IMPORT = {
     "numerics": {"types", "native", "torch_private"},
     "sim": BASE | {"torch_versions"},
     "platforms": BASE | {"native", "torch_versions", "torch_private", "sim"},
-    "store": {"types", "errors", "limits", "native", "torch_private"},
+    "store": {"types", "errors", "limits", "visible_text", "native", "torch_private"},
     "facts": set(),
     "intercept": BASE | {"platforms", "native", "torch_versions", "torch_private", "facts"},
     "operators": {"types", "strided", "numerics", "intercept", "torch_private", "facts"},
@@ -32,11 +33,12 @@ MAY_IMPORT = {
     "schedule": {"errors", "settings", "config", "intercept"},
     "replay": CALL | {"judge", "schedule"},
     "recording": CALL | {"replay", "schedule"},
-    "analysis": {"types", "errors", "settings", "store"},
-    "report": {"types", "errors", "store", "analysis", "run"},
+    "analysis": {"types", "errors", "settings", "visible_text", "store"},
+    "report": {"types", "errors", "visible_text", "store", "analysis", "run"},
     "repro": CALL | {"sim", "judge", "replay", "recording", "analysis"},
     "compiled": CALL | {"judge", "schedule", "replay", "recording", "analysis", "repro"},
-    "run": {"types", "errors", "limits", "settings", "platforms", "store", "analysis", "report", "repro", "compiled"},
+    "run": {"types", "errors", "limits", "settings", "visible_text", "platforms", "store", "analysis", "report"}
+    | {"repro", "compiled"},
     "comparison": CALL | {"schedule", "replay", "recording", "analysis", "report", "run", "compiled"},
     "studies": CALL
     | {"sim", "judge", "replay", "recording", "analysis", "report", "repro", "compiled", "run", "comparison"},

@@ -20,6 +20,7 @@ from shadowrun.store.combine.combined_runs import name_runs
 from shadowrun.store.groups import greatest
 from shadowrun.store.records import read_diffs
 from shadowrun.types import Cause, Status
+from shadowrun.visible_text import MAX_WHOLE, clip
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,7 +136,8 @@ class Finding:
     def __repr__(self) -> str:
         """One line: ten findings fit on a screen."""
         where = self.sites[0] if self.sites else "line unknown"
-        return f"<Finding {self.number}: {self.what}, {self.n_calls:,} of {self.n_calls_of_op:,} calls, {where}>"
+        what = f"{clip(self.what)}, {self.n_calls:,} of {self.n_calls_of_op:,} calls"
+        return f"<Finding {self.number}: {what}, {clip(where)}>"
 
     def __str__(self) -> str:
         """What, where, the evidence, and what to do next."""
@@ -147,8 +149,9 @@ class Finding:
             "evidence": self.evidence,
             "next": self.next_step,
         }
-        title = f"{self.number}. {self.what}: {self.n_calls:,} of {self.n_calls_of_op:,} calls"
-        return "\n   ".join((title, *(f"{name:9} {text}" for name, text in facts.items() if text)))
+        title = f"{self.number}. {clip(self.what)}: {self.n_calls:,} of {self.n_calls_of_op:,} calls"
+        # As in a report: the texts may be those of a file.
+        return "\n   ".join((title, *(f"{name:9} {clip(text, MAX_WHOLE)}" for name, text in facts.items() if text)))
 
     @property
     def what(self) -> str:

@@ -11,6 +11,7 @@ from shadowrun.analysis.wording import plural
 from shadowrun.errors import FindingsError
 from shadowrun.settings import FAIL_ON
 from shadowrun.types import Status
+from shadowrun.visible_text import MAX_WHOLE, clip
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -45,7 +46,9 @@ class Gate:
         """The exception of a run that fails: the gate's line, and operator, line and cause of the first findings."""
         failing = [finding for finding in findings if finding.kind in self.fail_on]
         more = [f"… and {len(failing) - _MAX_RAISED} more"] if len(failing) > _MAX_RAISED else []
-        return FindingsError("\n".join((self.line, *map(str, failing[:_MAX_RAISED]), *more)), tuple(failing))
+        return FindingsError(
+            "\n".join((clip(self.line, MAX_WHOLE), *map(str, failing[:_MAX_RAISED]), *more)), tuple(failing)
+        )
 
 
 def ended_by_exception(raised: str) -> bool:

@@ -181,5 +181,5 @@ _VERBS = {Status.ERROR: "failed"}  # `2 error` is no English, `2 match` is
 def _natural(name: str) -> tuple[int, str]:
     """Sort key: graph 2 before graph 10."""
     last = name.rpartition(" ")[2]
-    # Names without a number come last.
-    return (int(last) if last.isdecimal() else 1 << 30, name)
+    # Names without a number come last; Python makes none of a text of more than 4300 digits.
+    return (int(last) if last.isdecimal() and len(last) < 10 else 1 << 30, name)

@@ -180,7 +180,7 @@ def _value(spec: str, device_type: str, known: tuple[str, ...], key: str, text: 
         )
     if key == "threads":
         # `isdecimal` alone is true of the digits of other scripts, too.
-        if text.isdecimal() and text.isascii() and 1 <= int(text) <= 1024:
+        if text.isdecimal() and text.isascii() and len(text) < 9 and 1 <= int(text) <= 1024:
             return int(text)
     elif key == PYTHON:
         if _is_sendable(text) and text:

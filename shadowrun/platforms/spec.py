@@ -32,7 +32,7 @@ ENTRY_POINT_GROUP = "shadowrun.platforms"
 """Packages may add a device type: entry point name = device type, value = a callable without
 arguments that makes ``torch.device(name)`` usable."""
 
-_PATTERN = re.compile(r"(?P<type>[A-Za-z_]\w*)(?::(?P<index>\d+))?(?:\[(?P<settings>.*)\])?", re.ASCII)
+_PATTERN = re.compile(r"(?P<type>[A-Za-z_]\w*)(?::(?P<index>\d{1,9}))?(?:\[(?P<settings>.*)\])?", re.ASCII)
 _EXAMPLE = 'such as "cuda:1", "npu" or "cpu[threads=1,mkldnn=off]"'
 
 

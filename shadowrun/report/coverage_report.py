@@ -24,7 +24,7 @@ from shadowrun.report.document import (
     status_span,
 )
 from shadowrun.report.formatting import first_few_cell
-from shadowrun.report.sanitize import sanitize
+from shadowrun.report.sanitize import MAX_WHOLE, clip, sanitize
 
 if TYPE_CHECKING:
     from shadowrun.types import RunInfo
@@ -162,7 +162,7 @@ def notebook_api_coverage(coverage: ApiCoverage) -> ApiCoverage:
 def _html(text: str, columns: tuple[Column, ...], rows: tuple[tuple[Cell, ...], ...]) -> str:
     from shadowrun.report.formats.html import table_html  # imports jinja2
 
-    return f"<p>{html.escape(text)}</p>{table_html(Table(columns, rows))}"
+    return f"<p>{html.escape(clip(text, MAX_WHOLE))}</p>{table_html(Table(columns, rows))}"
 
 
 def _operators(coverage: Coverage, state: str) -> Section:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -112,10 +113,14 @@ def ranks(finding: Finding) -> tuple[tuple[str, float], ...]:
         ("calls", float(finding.n_calls)),
         ("first call", -float(finding.first_seq)),
         ("ULP", float(worst.max_ulp) if worst is not None else -1.0),
-        # NaN is unequal to itself: in a page's script it would leave the order to the browser.
-        ("excess", worst.excess_actual if worst is not None and worst.excess_actual == worst.excess_actual else -1.0),
+        ("excess", -1.0 if worst is None else _finite(worst.excess_actual)),
         ("modules", float(finding.n_modules)),
     )
+
+
+def _finite(number: float) -> float:
+    # NaN is unequal to itself: in a page's script it would leave the order to the browser. JSON has no infinity.
+    return -1.0 if math.isnan(number) else min(number, sys.float_info.max)
 
 
 def _places(places: tuple[FindingOrigin, ...]) -> Later:

@@ -35,6 +35,7 @@ from shadowrun.store.connect import SALVAGED
 from shadowrun.store.datafile import ENDED_EARLY, DataFile
 from shadowrun.store.records import REGION, first_mismatch, read_records
 from shadowrun.types import Permissions, Status
+from shadowrun.visible_text import MAX_WHOLE, clip
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -462,7 +463,7 @@ class Run:
         return write_script
 
     def __repr__(self) -> str:
-        return f"<shadowrun.Run {self._platforms}: {self.gate().line}>"
+        return f"<shadowrun.Run {clip(self._platforms)}: {clip(self.gate().line, MAX_WHOLE)}>"
 
     @property
     def _platforms(self) -> str:

@@ -65,6 +65,8 @@ def test_settings_are_values_not_words():
         ("gpu", "unknown-device", "Devices: cpu, cuda,"),
         ("privateuseone", "unknown-device", "Unknown device 'privateuseone'"),
         ("", "bad-spec", "Platform '' cannot be read"),
+        (f"cuda:{'9' * 5000}", "bad-spec", "cannot be read"),
+        (f"cpu[threads={'9' * 5000}]", "bad-setting", "give a whole number from 1 to 1024"),
         ("cuda:", "bad-spec", "write device, device:index or device[key=value,...]"),
         ("cuda:-1", "bad-spec", "cannot be read"),
         ("cpu[threads=1", "bad-spec", "cannot be read"),

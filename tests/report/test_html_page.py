@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import html
 import itertools
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -29,9 +31,9 @@ from shadowrun.report.document import (
 from shadowrun.report.document_blocks import naming
 from shadowrun.report.formats.help_texts import HELP
 from shadowrun.report.formats.html import MAX_BYTES
-from shadowrun.run import Run
+from shadowrun.run import Run, load
 from shadowrun.store import DataFile
-from shadowrun.types import Cause, Phase, RunInfo, Status, Verdict
+from shadowrun.types import Cause, Phase, RunInfo, Status, TensorDiff, TensorMeta, Verdict
 from tests.browser_kit import MISSING, started
 
 IN_A_BROWSER = pytest.mark.skipif(bool(MISSING), reason=MISSING)
@@ -109,6 +111,22 @@ def test_findings_are_sorted(opened):
 
 
 @IN_A_BROWSER
+def test_figures_that_json_lacks_leave_the_script_of_a_page_whole(tmp_path):
+    """NaN and infinities on one side have an excess of infinity, of which JSON.parse knows nothing."""
+    data, meta = DataFile.create(tmp_path / "x.shadowrun", RunInfo("npu", "cpu")), TensorMeta("f32", (2,), (1,))
+    for seq, excess in enumerate((float("inf"), float("nan"), 3.0, -1.0)):
+        place = data.context_id(f"aten::op{seq}", "", ("f32",), "", "", Phase.FORWARD, "a.py:1 in f", "npu")
+        data.add_diffs(seq, [TensorDiff("output 0", meta, meta, 2, 1, 1, 1.0, excess_actual=excess)])
+        verdict = data.verdict_id(Verdict(Status.MISMATCH, Cause.IMPLEMENTATION, "wrong", "evidence"))
+        data.add((seq, 0, place, verdict, 1.0, 1.0, -1.0, -1.0))
+    data.close()
+    page = report.render(load(tmp_path / "x.shadowrun"), "html")
+    ranks = re.findall(r'data-(?:ranks|facets)="([^"]*)"', page)
+    assert len(ranks) >= 8
+    for text in ranks:
+        json.loads(html.unescape(text), parse_constant=pytest.fail)
+
+
 def test_tables_are_sorted_by_what_their_figures_mean(opened):
     column = """
         const table = document.querySelector("#operators table"), heads = [...table.querySelectorAll("thead th")];

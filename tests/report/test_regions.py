@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shadowrun import report
+from shadowrun.analysis import regions
 from shadowrun.errors import UsageError
 from shadowrun.run import Run, combine, load
 from shadowrun.types import Cause, Phase, RunInfo, Status, Verdict
@@ -29,6 +30,12 @@ def test_golden(run: Run, kind: str) -> None:
     if os.environ.get("SHADOWRUN_GOLDEN"):
         golden.write_text(actual, encoding="utf-8")
     assert actual == golden.read_text(encoding="utf-8")
+
+
+def test_a_region_may_have_any_name(tmp_path) -> None:
+    """Python makes no number of a text of more than 4300 digits."""
+    names = [f"compiled::graph {n}" for n in ("9" * 5000, "10", "2", "else")]
+    assert sorted(names, key=regions._natural) == [names[2], names[1], names[0], names[3]]
 
 
 def test_the_summary_line_counts_them(run: Run) -> None:

@@ -112,6 +112,22 @@ def test_of_a_run(run_file, argv, tmp_path, monkeypatch, capsys):
     safe(said(capsys, *(run_file if a is ... else a for a in argv)), str(argv))
 
 
+def test_of_a_run_that_python_prints(run_file, tmp_path):
+    run = shadowrun.load(run_file, known=False)
+    findings = run.findings()
+    shown = [repr(run), repr(findings), *map(str, findings), *map(repr, findings), run.coverage()._repr_html_()]
+    shown += [run._repr_html_(), findings._repr_html_()]
+    assert all(repr(value).isprintable() for value in (run.gate(), run.info))
+    with pytest.raises(shadowrun.FindingsError) as failed:
+        run.raise_for_findings()
+    other = tmp_path / "other.shadowrun"
+    DataFile.create(other, RunInfo(EVIL, "cpu")).close()
+    with pytest.raises(shadowrun.DataFileError) as refused:
+        shadowrun.combine([run_file, other], tmp_path / "both.shadowrun")
+    for number, text in enumerate((*shown, str(failed.value), str(refused.value))):
+        safe(text, str(number))
+
+
 @pytest.mark.parametrize("form", ["txt", "md", "json", "csv", "html"])
 def test_of_sweeps(sweep_file, form, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -25,6 +25,7 @@ from shadowrun.store.codec import encode_info, jsonable
 from shadowrun.store.combine.combined_runs import SourceRun, are_ranks, greatest_seq, name_runs, ranges
 from shadowrun.store.combine.copy_runs import Part, RunCopier
 from shadowrun.store.datafile import DataFile
+from shadowrun.visible_text import clip
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -126,8 +127,9 @@ def check_platforms(files: Sequence[tuple[str, RunInfo]]) -> None:
     for other, info in files[1:]:
         # Without their indices: each rank has a device of its own, all of one kind.
         if _platforms(info) != _platforms(first):
+            a, b = (f"{clip(i.target)} with {clip(i.ref)}" for i in (first, info))
             raise DataFileError(
-                f"{name!r} compares {first.target} with {first.ref}, and {other!r} {info.target} with {info.ref}: "
+                f"{name!r} compares {a}, and {other!r} {b}: "
                 "only runs of the same platforms can be combined. Make one file for each pair of platforms.",
                 slug="combine-platforms",
             )

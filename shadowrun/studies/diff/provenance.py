@@ -115,7 +115,7 @@ def differing_generators(first: Recording, second: Recording) -> frozenset[str]:
     a, b = _digests(first), _digests(second)
     names = (n for n in a if _kind(n) == "generator" and n in b and a[n] != b[n])
     # A name is `generator:cuda:0`, or `generator:cpu of rank 1`.
-    return frozenset(re.split("[: ]", name)[1] for name in names)
+    return frozenset(re.split("[: ]", name.partition(":")[2])[0] for name in names)
 
 
 def _digests(recording: Recording) -> dict[str, str]:

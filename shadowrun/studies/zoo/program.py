@@ -263,7 +263,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _stage(row: Any) -> Stage:
     kind, source, name, n_in, n_out, left_out = row
-    if kind != "stage" or type(n_in) is not int or type(n_out) is not int:
+    if kind != "stage" or not all(type(n) is int and 0 <= n < 1 << 63 for n in (n_in, n_out)):
         raise ValueError(f"{brief(row)} is no stage")
     pairs = tuple((_text(what), _text(why)) for what, why in left_out)
     return Stage(_text(source), _text(name), n_in, n_out, pairs)

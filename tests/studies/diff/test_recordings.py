@@ -375,6 +375,7 @@ def test_rows_of_a_prefill_are_steps_of_a_decoder(tmp_path):
         ({"parameter:fc.weight": "1"}, {"parameter:fc.weight": "2"}, "parameters (parameter:fc.weight)"),
         ({"generator:cpu": "1"}, {"generator:cpu": "2"}, "states of generators (generator:cpu)"),
         ({"input:0": "1"}, {}, "only the first has input:0"),
+        ({"generator": "1"}, {"generator": "2"}, "states of generators (generator)"),
         ({"generator:cuda:0": "1", "version:torch": "1"}, {"version:torch": "2"}, ""),
     ],
 )
