@@ -52,6 +52,8 @@ _PRIMITIVES: Final = re.compile(
     r"|bitwise_\w+|shift_(left|right_arithmetic)|where|fill|amax|amin|prod|sum|var|xor_sum"
     r"|broadcast_in_dim|cat|collapse(_view)?|convert_element_type|reshape|rev|split_dim|squeeze|transpose|view_of"
     r"|full(_like)?|iota|scalar_tensor"
+    # Inductor's, in the graphs that it captures.
+    r"|inductor_(lookup_seed|seeds?|random|randint|force_stride_order)|fma|prepare_softmax_online"
 )
 
 

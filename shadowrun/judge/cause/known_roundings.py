@@ -40,9 +40,8 @@ __all__ = ["KnownRoundings"]
 MAX_CONTEXTS: Final = 4096
 BEYOND: Final = 8.0
 """How many times its limit the greatest excess was, so that no call with half of that distance can be rounding."""
-WORSE: Final = 2.0
-"""How much farther than all before a call is that is measured anew: of the calls of a finding, the worst is kept. The
-gradients of a step whose loss falls get smaller, and with them the distance grows 11-fold within 80 steps of a BERT."""
+WORSE: Final = 1.25
+"""How much farther than all before a call is that is measured anew: of the calls of a finding, the worst is kept."""
 GROWN: Final = 1.5
 """How much less well the rounding may explain a call than it did when the ladder found it."""
 CLEAR: Final = 1 / 16
