@@ -308,8 +308,10 @@ class Permissions:
         names: Platforms that the user has named; other names are none of a platform.
         imports: Modules that the user has named, and functions of modules, ``module:function``.
         modules: Whether all modules may be imported, since the run was recorded by this process.
+        is_command: Whether the process is a command's, and ends with it: a simulated device stays registered.
     """
 
     names: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
     modules: bool = False
+    is_command: bool = False

@@ -10,6 +10,7 @@ import math
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shadowrun.errors import UsageError
+from shadowrun.report.sanitize import sanitize
 from shadowrun.store.atomic_write import atomic_write
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ def write_records(records: Iterable[OpRecord], path: Path) -> int:
         )
     write = _write_csv if path.suffix == ".csv" else _write_parquet
     try:
-        return write(map(record_row, records), path)
+        # Both are read in terminals and spreadsheets, where a text of a file could hide itself or the next one.
+        return write((sanitize(record_row(record), whole=True) for record in records), path)
     except OSError as error:
         raise UsageError(
             f"The records {str(path)!r} cannot be written ({error.strerror or error}): the folder must exist and be "

@@ -140,19 +140,32 @@ def allowed_platforms(info: RunInfo, allowed: Permissions) -> RunInfo:
 
 
 def check_harmless(info: RunInfo, allowed: Permissions) -> None:
-    """Refuse to simulate, in this process, what would end or block it, where only a file asks for that.
+    """Refuse to simulate, in this process, what would end, block or change it, where only a file asks for that.
 
     Args:
         info: As the file has it.
         allowed: What the user named.
 
     Raises:
-        PlatformError: The simulated device has such flaws, and the user did not name it.
+        PlatformError: The simulated device has such flaws, or would be registered in a program, and the user did not
+            name it.
         DataFileError: It has flaws that do not exist.
     """
+    flaws = simulated_flaws(info.target_fingerprint)
+    if flaws is None or allowed.modules or spec_of_user(info.target, allowed.names) is not None:
+        return
+    # torch has one private device, and renames it once: a program would keep the name that the file chose.
+    if not sim.is_enabled() and not allowed.is_command:
+        name = parse(info.target).device_type
+        raise PlatformError(
+            f"The simulated device of this file would be registered in this program for good, as {ascii(name)[:300]}, "
+            "and only the data file names it, which may come from another person. Use the commands `shadowrun "
+            f"explain` and `shadowrun repro`, which have a process of their own, or name it: allow=[{name!r}].",
+            slug="platform-refused",
+        )
     # A file from elsewhere must not be able to end or block the process that reads it.
-    fatal = [f for f in simulated_flaws(info.target_fingerprint) or () if f in sim.FATAL]
-    if fatal and not allowed.modules and spec_of_user(info.target, allowed.names) is None:
+    fatal = [f for f in flaws if f in sim.FATAL]
+    if fatal:
         raise PlatformError(
             f"The simulated device of this file has {fatal[0]}, which would end or block this process, and only the "
             "data file names it, which may come from another person. If you know what it is, name the device: "

@@ -436,7 +436,9 @@ class Run:
         if not isinstance(names, Permissions):
             words = (names,) if isinstance(names, str) else tuple(names)
             names = Permissions(words, words)  # a name may be of either
-        return dataclasses.replace(own, names=(*own.names, *names.names), imports=names.imports)
+        return dataclasses.replace(
+            own, names=(*own.names, *names.names), imports=names.imports, is_command=names.is_command
+        )
 
     def _allowed_by_process(self) -> Permissions:
         """Nothing for a run that was read from a file: another person may have written it."""

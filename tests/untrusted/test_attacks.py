@@ -947,6 +947,34 @@ def test_no_coverage_file_ends_or_hangs_the_command(attack, capsys, flaw):
     )
 
 
+IN_A_PROGRAM = """
+import torch, shadowrun
+run = shadowrun.load("x.shadowrun", known=False)
+{wanted}
+from shadowrun import sim
+print(sim.is_enabled(), hasattr(torch, "npu"), torch.accelerator.is_available())
+"""
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_no_file_gives_a_program_an_accelerator(attack, allowed):
+    """torch renames its private device once: `torch_npu` could not be imported after it."""
+    attack.target("npu", simulated_flaws=[], device="npu")
+    allow = ", allow=['npu']" if allowed else ""
+    wanted = f"""
+(finding,) = run.findings()
+print(run.explain(finding.captured{allow}).note)
+try: run.repro(finding, "r", minimise=False{allow})
+except shadowrun.PlatformError as error: print(error)
+"""
+    program = [sys.executable, "-c", IN_A_PROGRAM.format(wanted=wanted)]
+    done = subprocess.run(program, capture_output=True, text=True, check=True)
+    assert ("True True True" in done.stdout) == allowed
+    assert ("False False False" in done.stdout) != allowed
+    assert done.stdout.count("would be registered in this program for good, as 'npu'") == (0 if allowed else 2)
+    assert ("repro.py" in {path.name for path in Path("r").rglob("*")}) == allowed
+
+
 # -- what a terminal shows meanwhile ---------------------------------------------------------------
 
 

@@ -128,6 +128,13 @@ def test_of_a_run_that_python_prints(run_file, tmp_path):
         safe(text, str(number))
 
 
+def test_of_records_for_a_spreadsheet(run_file, tmp_path):
+    assert shadowrun.load(run_file, known=False).write_records(tmp_path / "r.csv") > 0
+    text = (tmp_path / "r.csv").read_text(encoding="utf-8")
+    assert "FAKE LINE" in text
+    safe(text, "records")
+
+
 @pytest.mark.parametrize("form", ["txt", "md", "json", "csv", "html"])
 def test_of_sweeps(sweep_file, form, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

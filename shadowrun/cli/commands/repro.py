@@ -179,7 +179,7 @@ def named_platforms(args: argparse.Namespace, target: str, ref: str) -> Permissi
             )
     # A module may name a platform, and not the other way round: `--target npu` is no `--import npu`.
     names = (*(name for _, name, _ in named if name is not None), *args.imports)
-    return Permissions(names, tuple(args.imports))
+    return Permissions(names, tuple(args.imports), is_command=True)
 
 
 def _list(found: list[SweepFinding], data: str) -> None:

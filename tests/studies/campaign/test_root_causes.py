@@ -1,3 +1,5 @@
+import sys
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -80,6 +82,40 @@ def test_other_faults_of_one_operator_stay_apart():
         Seen(9, 0, 3, VariantFinding("aten::mm", "i64", "error", "", "RuntimeError", "invalid argument")),
     ]
     assert len(root_causes(apart, 1)) == len(apart) - 1
+
+
+def test_groups_are_one_fault_by_way_of_a_third():
+    found = [
+        mul("aten::mul.Tensor", "f32", "a", 1),
+        mul("aten::mul_.Tensor", "c64", "b", 2),
+        mul("aten::mul.Scalar", "bf16", "c", 3),
+        mul("aten::mul.Tensor", "f32", "b", 4),
+        mul("aten::mul.Tensor", "f32", "c", 5),
+        mul("aten::add.Tensor", "f32", "c", 6),
+    ]
+    assert [c.n_variants for c in root_causes(found, 1)] == [5, 1]
+
+
+def test_a_store_with_many_explanations_takes_a_time_in_proportion():
+    def lines(n):
+        found = [mul("aten::mm", str(i), str(i), i) for i in range(n)]  # no dtype of torch, no two alike
+        count = 0
+
+        def trace(frame, event, _):
+            nonlocal count
+            count += event == "line" and frame.f_code.co_filename == root_causes.__code__.co_filename
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            causes = root_causes(found, 1)
+        finally:
+            sys.settrace(before)
+        assert len(causes) == n
+        return count
+
+    assert lines(400) < 5 * lines(100)
 
 
 def test_the_worst_verdict_comes_first():

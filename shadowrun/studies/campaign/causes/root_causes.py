@@ -211,15 +211,24 @@ def root_causes(findings: Iterable[Seen], n_targets: int) -> list[RootCause]:
 
 def _folded(groups: Iterable[_Group]) -> Iterator[list[_Group]]:
     """Groups of one fault: those of one operator and cause that share an explanation, also by way of a third."""
-    families: dict[Signature, list[list[_Group]]] = {}
-    for group in sorted(groups, key=lambda g: (min(g.numbers), g.key)):
-        faults = families.setdefault(replace(group.key, op=_base(group.key.op), dtype=""), [])
-        same = [f for f in faults if any(g.stories & group.stories for g in f)]
-        for fault in same:
-            faults.remove(fault)
-        faults.append([*(g for fault in same for g in fault), group])
-    for faults in families.values():
-        yield from faults
+    # Each group and story is looked at once: a store from elsewhere may have tens of thousands of them.
+    by_story: dict[tuple[Signature, str], list[_Group]] = {}
+    remaining = {group.key: group for group in groups}
+    for group in remaining.values():
+        for family_story in _family_stories(group):
+            by_story.setdefault(family_story, []).append(group)
+    while remaining:
+        fault = [remaining.popitem()[1]]
+        for group in fault:  # grows meanwhile
+            for family_story in _family_stories(group):
+                fault += [g for g in by_story.pop(family_story, ()) if remaining.pop(g.key, None) is not None]
+        yield fault
+
+
+def _family_stories(group: _Group) -> Iterator[tuple[Signature, str]]:
+    """The stories of a group, each with the operator and cause that it belongs to."""
+    family = replace(group.key, op=_base(group.key.op), dtype="")
+    return ((family, story) for story in group.stories)
 
 
 def _story(finding: VariantFinding) -> str:
@@ -244,7 +253,9 @@ def _root_cause(folded: Sequence[_Group], n_targets: int) -> RootCause:
     assert first.smallest is not None
     numbers = set().union(*(g.numbers for g in folded))
     targets: Sequence[int] = sorted(set().union(*(g.targets for g in folded)))
-    counted: Counter[str] = sum((g.explanations for g in folded), Counter())
+    counted: Counter[str] = Counter()
+    for group in folded:
+        counted.update(group.explanations)
     # One platform alone cannot tell its own fault from one of the framework.
     everywhere = n_targets > 1 and sum(0 <= t < n_targets for t in targets) == n_targets
     by_itself = -1 in targets or first.key.kind == Kind.REFERENCE
