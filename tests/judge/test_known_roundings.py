@@ -92,6 +92,27 @@ def test_layers_that_take_turns_in_a_context_do_not_climb_the_ladder_each_time(n
     assert len(products) == (0 if n == 64 else 5)
 
 
+def cancelling(left, n):
+    """A product whose terms cancel, as those of a gradient do late in a training, but for a share of them."""
+    generator = torch.Generator().manual_seed(n)
+    x, y, z = (torch.randn(n, n, generator=generator) for _ in range(3))
+    a, b = torch.cat([x, x + left * z], 1), torch.cat([y, -y])
+    return make_case(aten.mm.default, lambda x, y: ROUNDINGS["bf16"](x) @ ROUNDINGS["bf16"](y), a, b)
+
+
+@pytest.mark.parametrize("n", [40, 64], ids=["by the product", "by its sketch"])
+def test_terms_that_cancel_make_no_call_worse(n):
+    """The distance is relative to a smaller result: in units of rounding, the call is as bad as before."""
+    known, before, later = KnownRoundings(), cancelling(2.0, n), cancelling(0.4, n)
+    assert distance(later) > 2 * distance(before)
+    for case in (before, before):
+        verdict, diffs = Judge()(case)
+        known.learn(7, case, verdict, diffs)
+    assert known.judge(7, later) is None, "the second call"
+    assert known.judge(7, later) is not None
+    assert Judge()(later)[1][0].excess_actual < 1.25 * diffs[0].excess_actual
+
+
 def test_the_schedule_is_that_of_the_operator_and_each_context_begins_with_the_ladder(known):
     n_full = 0
     for context in range(20, 40):

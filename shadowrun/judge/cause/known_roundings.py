@@ -6,11 +6,13 @@ operator once more on the CPU, on inputs rounded so, and are mismatches for the 
 distance from the reference as well as it did, and the distance is as great as it was. Of a product, its sketch
 (`product_sketch`) is enough where it fits as well as it did. The ladder judges the first call of each context, the 2nd,
 4th, 8th … call of an operator all the same, each that fits less well, and each that is clearly farther from the
-reference than all calls of the context before.
+reference than all calls of the context before: of a product, also relative to its terms, whose rounding does not grow
+where those of a gradient cancel.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -18,7 +20,7 @@ import torch
 
 from shadowrun.judge.cause.convolution_sketch import sketch_convolution
 from shadowrun.judge.cause.hypotheses import ROUNDED_INPUTS, operands_of, rounding_named
-from shadowrun.judge.cause.product_sketch import sketch_product
+from shadowrun.judge.cause.product_sketch import factors_of, sketch_product
 from shadowrun.judge.cause.value_hypotheses import MARGIN
 from shadowrun.judge.large_results import is_large
 from shadowrun.judge.oracle import n_terms
@@ -74,6 +76,7 @@ class _Known:
         only_operands: Whether what is added to a product is left as it is.
         fits: By result, how its calls lay: the least distance, and the most that remained.
         worst: By result, their greatest distance.
+        of_terms: Of a product, the greatest distance that the ladder has measured, relative to its terms, else None.
         sketched: As `fits`, by sketches; None without these.
     """
 
@@ -81,12 +84,15 @@ class _Known:
     only_operands: bool
     fits: dict[int, _Fit]
     worst: dict[int, float]
+    of_terms: float | None
     sketched: dict[int, _Fit] | None
 
     def add(self, former: _Known) -> None:
         """Add earlier calls of the context, in which layers may take turns."""
         # Only a call that is worse than all of the context is measured anew, so that the greatest distance stays.
         self.worst = {k: max(d, former.worst.get(k, 0.0)) for k, d in self.worst.items()}
+        if self.of_terms is not None:
+            self.of_terms = max(self.of_terms, former.of_terms or 0.0)
         same = (former.verdict.explanation, former.only_operands) == (self.verdict.explanation, self.only_operands)
         if same and former.fits.keys() == self.fits.keys():
             self.fits = _widest(self.fits, former.fits)
@@ -132,9 +138,11 @@ class KnownRoundings:
         if diffs is None or fits is None:
             return None
         for k, now in fits.items():
-            # The worst call of a finding is captured, and only the ladder measures how bad a call is.
             if now.distance > WORSE * known.worst[k]:
-                return None
+                # The worst call of a finding is captured, and only the ladder measures how bad a call is.
+                if _is_worse(case, known, now, diffs[k]):
+                    return None
+                known.worst[k] = now.distance
             diffs[k] = replace(diffs[k], n_mismatched=now.explained)
         shares = [now.remaining for now in fits.values()]
         evidence = (
@@ -173,7 +181,8 @@ def _fitted(case: Case, verdict: Verdict, diffs: tuple[TensorDiff, ...]) -> _Kno
                 named = {k: wrong[case.names[k]] for k in fits}
                 sketched = _sketched(case, verdict.explanation, named, only_operands=only_operands)
                 worst = {k: fit.distance for k, fit in fits.items()}
-                return _Known(verdict, only_operands, fits, worst, sketched)
+                of_terms = _of_terms(case, fits[0], named[0]) if fits.keys() == {0} else None
+                return _Known(verdict, only_operands, fits, worst, of_terms, sketched)
     return None
 
 
@@ -230,6 +239,27 @@ def _sketched(
         distance, size = measured
         found[k] = _Fit(distance / size, sketch.norm / distance, sketch.greatest / d.max_abs, d.n_different)
     return found
+
+
+def _is_worse(case: Case, known: _Known, now: _Fit, d: TensorDiff) -> bool:
+    """Whether a result is farther from the reference for another reason than that its terms cancel."""
+    of_terms = None if known.of_terms is None else _of_terms(case, now, d)
+    return of_terms is None or known.of_terms is None or of_terms > WORSE * known.of_terms
+
+
+def _of_terms(case: Case, fit: _Fit, d: TensorDiff) -> float | None:
+    """A product's distance relative to its norm and that of its terms, as an excess is; None of other operators.
+
+    An element of k terms of either sign is about as great as the norms of its row and column divided by the root of k,
+    and what a rounding of the factors changes in it is a share of that, however small it is itself.
+    """
+    factors = factors_of(case)
+    if not factors or not fit.distance:
+        return None
+    distance = d.rmse * d.n_elements**0.5
+    left, right = (float(torch.linalg.vector_norm(t.detach())) for t in factors)
+    size = distance / fit.distance + left * right / factors[0].shape[-1] ** 0.5
+    return distance / size if 0.0 < size < math.inf else None
 
 
 def _distance(case: Case, position: int, d: TensorDiff) -> tuple[float, float] | None:

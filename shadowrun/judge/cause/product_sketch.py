@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shadowrun.numerics.input_roundings import InputRounding
     from shadowrun.operators.case import Case, Value
 
-__all__ = ["MIN_ROWS", "MIN_SIZE", "ProductSketch", "is_matrix", "random_vector", "sketch_product"]
+__all__ = ["MIN_ROWS", "MIN_SIZE", "ProductSketch", "factors_of", "is_matrix", "random_vector", "sketch_product"]
 
 MIN_ROWS: Final = 64
 """The estimate of a norm from so many squares is within a quarter of it in 99 of 100 cases."""
@@ -82,6 +82,15 @@ def sketch_product(case: Case, actual: Value, rounding: InputRounding, *, only_o
         start = start.expand(actual.shape[:-1]).contiguous()
     factor = -float(named.get("alpha", 1))
     return ProductSketch(*rounding.distance(left, right, actual, vector, factor, start))
+
+
+def factors_of(case: Case) -> tuple[torch.Tensor, ...]:
+    """Both factors of a matrix product; empty for other operators."""
+    names = _PRODUCTS.get(case.op)
+    if names is None:
+        return ()
+    named = case.arguments()
+    return named[names[0]], named[names[1]]
 
 
 def is_matrix(t: object) -> TypeGuard[torch.Tensor]:
