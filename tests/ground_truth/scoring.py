@@ -14,6 +14,8 @@ class Score:
     """The marks of one (flaw, program, mode).
 
     Attributes:
+        shown: The program's results were not those of the clean device, bit for bit. Where they were, nothing that a
+            user would look at was wrong.
         found: An operator of the flaw has a status that the catalogue allows.
         placed: And in the part of the training step that it belongs to.
         cause: All that is recorded as wrong on operators of the flaw has a right cause, and something is recorded.
@@ -28,6 +30,7 @@ class Score:
     program: str
     mode: str
     held_out: bool
+    shown: bool = True
     found: bool = False
     placed: bool = False
     cause: bool = False
@@ -41,6 +44,11 @@ class Score:
     def perfect(self):
         return all(getattr(self, q) for q in QUESTIONS)
 
+    @property
+    def passed(self):
+        """Whether there is nothing to look into: a flaw that did not show need not be found."""
+        return self.perfect or (not self.shown and not self.found and self.quiet and self.drift)
+
     def as_json(self):
         return asdict(self)
 
@@ -52,6 +60,14 @@ def phase_of(op, previous):
     return Phase.OPTIMIZER if op.startswith("aten::_foreach_addc") else previous
 
 
+def has_turns(flaw):
+    """Whether some calls are right under the flaw and others wrong, and a finding must be a wrong result.
+
+    Any other flaw is in every run of a program in which it matters.
+    """
+    return Cause.NON_DETERMINISM in flaw.accepted and set(flaw.statuses) == {Status.MISMATCH}
+
+
 def signature(records):
     """Verdicts in call order, for comparing two modes.
 
@@ -60,9 +76,9 @@ def signature(records):
     return [(r.call.op, r.verdict.status) for r in records]
 
 
-def score(flaw, program, mode, run, isolated):
+def score(flaw, program, mode, run, isolated, *, shown):
     """Score a run; `isolated` has the signature of the run without drift."""
-    s = Score(flaw.name, program.name, mode, program.held_out)
+    s = Score(flaw.name, program.name, mode, program.held_out, shown)
     records, findings = list(run.records()), run.findings()
     causes = set(Cause) | {None} if flaw.cause is None else {flaw.cause, *flaw.accepted}
     on_flaw = [r for r in records if r.call.op in flaw.operators]
