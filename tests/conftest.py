@@ -4,6 +4,7 @@ import gc
 import importlib.util
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,8 +18,8 @@ import torch
 from shadowrun import sim as sim_package
 from shadowrun.replay import memory_effects
 from shadowrun.repro import script
+from tests import forked
 from tests.case_kit import give_sim, make_case_fixture  # noqa: F401 - fixtures
-from tests.forked import Forked
 
 
 def pytest_configure(config):
@@ -71,10 +72,17 @@ def clean_sim(sim_device):
 
 
 @pytest.fixture(scope="module")
-def scripts():
-    """Runs scripts of repros in processes that are forked from one with torch."""
-    with Forked() as started:
-        yield started
+def forked_processes():
+    """What starts this interpreter gets a process that is forked from one with torch; see `tests.forked`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", forked.Popen)
+        yield
+
+
+@pytest.fixture
+def new_processes(monkeypatch):
+    """For one test of a module whose others have forked processes."""
+    monkeypatch.setattr(subprocess, "Popen", forked.NewProcess)
 
 
 @pytest.fixture
@@ -95,10 +103,11 @@ def one_thread():
 
 
 @pytest.fixture
-def quick(scripts, monkeypatch):
-    """Scripts are tried in forked processes."""
-    monkeypatch.setattr(script, "run_script", lambda path, *_: scripts.try_script(path))
-    return scripts
+def quick(monkeypatch):
+    """Scripts are tried in forked processes, of one thread."""
+    started = forked.server()
+    monkeypatch.setattr(script, "run_script", lambda path, *_: started.try_script(path))
+    return started
 
 
 @pytest.fixture(scope="session")

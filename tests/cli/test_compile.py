@@ -38,7 +38,7 @@ TRAIN = """
 
 
 # Dynamo reads `.grad` of an input that another compiled function returned.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")
+pytestmark = [pytest.mark.usefixtures("forked_processes"), pytest.mark.filterwarnings("ignore:The .grad attribute")]
 
 
 @pytest.fixture(autouse=True)

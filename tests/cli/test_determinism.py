@@ -9,6 +9,8 @@ import pytest
 from shadowrun.cli.main import main
 from tests.cli.test_output_options import all_formats, check, check_all
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 UNSEEDED = "import os, torch\ntorch.manual_seed(int.from_bytes(os.urandom(4), 'little'))\ntorch.rand(8) + 1\n"
 SEEDED = "import torch\ntorch.manual_seed(0)\ntorch.rand(8, 4) + 1\n"
 
@@ -57,7 +59,7 @@ def test_random_numbers_break_and_what_uses_them_lies_downstream(tmp_path, scrip
     assert "operators break by run" in printed.err
 
 
-def test_a_program_that_fails_is_a_row_and_a_status(tmp_path, script):
+def test_a_program_that_fails_is_a_row_and_a_status(new_processes, tmp_path, script):
     status, report = report_of(tmp_path, "--runs", "1", script(SEEDED + "raise SystemExit('no data')\n"))
     assert status == 1
     assert [(r["status"], r["message"]) for r in report["runs"]] == [(1, "no data")]

@@ -15,6 +15,8 @@ import shadowrun
 from shadowrun.cli import progress
 from tests import forked
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 PROGRAM = """
     import os, sys, time, torch
     x = torch.ones(4)
@@ -42,7 +44,7 @@ def run(tmp_path):
         ours, theirs = pty.openpty()
         environment = {name: value for name, value in os.environ.items() if name != "CI"}
         environment |= {"TERM": "xterm-256color", **variables}
-        command = [sys.executable, "-m", "shadowrun", "run", "--target", "cpu[threads=1]", "--no-settings", *options]
+        command = ["run", "--target", "cpu[threads=1]", "--no-settings", *options]
         began = time.monotonic()
         # As of a shell: the terminal is that of the process, which is in the foreground.
         process = subprocess.Popen(
@@ -67,7 +69,8 @@ _AS_SHELL = """
 import fcntl, os, struct, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
-os.execv(sys.argv[1], sys.argv[1:])
+from shadowrun.cli.main import main
+sys.exit(main())
 """
 
 

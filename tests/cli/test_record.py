@@ -10,6 +10,8 @@ import pytest
 from shadowrun.cli.main import main
 from shadowrun.recording.file_format.recording_file import read
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 PROGRAM = """
 import os, sys, torch
 print("arguments:", *sys.argv[1:])
@@ -117,7 +119,7 @@ def test_a_grid_is_a_process_for_each_platform(script, tmp_path, capsys):
     assert rows[0]["n_calls"] == len(recording.calls)
 
 
-def test_a_process_that_fails_before_it_records_is_a_row(script, tmp_path, capsys):
+def test_a_process_that_fails_before_it_records_is_a_row(new_processes, script, tmp_path, capsys):
     each = ["--each", "cpu[threads=1]", "--each", "cpu[env:PYTHONHOME=/nowhere]"]
     assert main(["record", *each, "--out", "d", script]) == 1
     assert "1 of 2 platforms recorded" in capsys.readouterr().out

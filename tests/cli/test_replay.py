@@ -14,6 +14,8 @@ import pytest
 from shadowrun.cli.main import main
 from shadowrun.recording.file_format.recording_file import read
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 PROGRAM = """
 import sys, torch
 device = sys.argv[1] if len(sys.argv) > 1 else "cpu"

@@ -19,6 +19,8 @@ from shadowrun.analysis import wording
 from shadowrun.cli.main import main
 from shadowrun.repro import script
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 NAN = float("nan")
 
 
@@ -96,8 +98,8 @@ def test_a_script_for_each_finding(recorded, untried, capsys):
     ]
 
 
-def test_the_script_is_tried_and_says_what_is_wrong(recorded, capsys):
-    """The real thing: processes of their own, with and without the flaw."""
+def test_the_script_is_tried_and_says_what_is_wrong(new_processes, recorded, capsys):
+    """The real thing: new processes, with and without the flaw."""
     assert main(["repro", "--finding", "aten::max*", "-o", "repro"]) == 0
     shown = capsys.readouterr().out
     assert "exits 1 here" in shown

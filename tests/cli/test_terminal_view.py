@@ -19,6 +19,8 @@ from shadowrun.cli.progress import progress_bar
 from shadowrun.report.document import Document, Records, View, render_view
 from shadowrun.report.document_blocks import Column, Table
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 ROWS, COLUMNS = 24, 100
 
 

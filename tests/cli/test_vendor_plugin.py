@@ -15,7 +15,7 @@ import shadowrun
 from shadowrun.cli.studies import campaign
 from shadowrun.errors import UsageError
 from shadowrun.platforms import backends, devices, plugin_file, plugins, unsupported
-from tests.forked import Forked
+from tests import forked
 
 ROOT = Path(__file__).parents[2]
 CACHED = (plugin_file.plugin_file, backends.backend_of, plugins._read_entry_points)
@@ -56,7 +56,7 @@ def started(site):
     """The process that commands with the package are forked from: torch has started the package."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{site}")
-        with Forked("shadowrun.cli.main, shadowrun.comparison") as started:
+        with forked.Server(["torch.testing._internal.common_methods_invocations"]) as started:
             yield started
 
 

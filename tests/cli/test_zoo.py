@@ -4,6 +4,8 @@ import pytest
 
 from shadowrun.cli.main import main
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory):

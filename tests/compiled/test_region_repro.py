@@ -20,21 +20,21 @@ from shadowrun.compiled.regions.captured_region import CapturedRegion
 from shadowrun.repro import script as scripting
 from shadowrun.store import captured_inputs
 from shadowrun.types import Permissions
+from tests import forked
 from tests.compiled import faulty, models, planted, regions
-from tests.forked import Forked
 
 FEW = ("convolution's bias gradient", "a pass that swaps operands")
 SHOWN = [n for n, f in planted.FAULTS.items() if (f.model, f.phase) != ("perceptron", "forward")]
 """Not that one: it is random, and only compile_check can distinguish a backend's other random numbers from a fault."""
 USED_BY_SCRIPTS = (
-    "torch._dynamo.backends.debugging, torch._inductor.scheduler, torch.distributed.tensor.experimental, "
-    "shadowrun.sim.registered_device"
+    *("torch._dynamo.backends.debugging", "torch._inductor.scheduler"),
+    "torch.distributed.tensor.experimental",
 )
 
 
 @pytest.fixture(scope="module")
 def scripts():
-    with Forked(also=USED_BY_SCRIPTS) as started:
+    with forked.Server(USED_BY_SCRIPTS) as started:
         yield started
 
 

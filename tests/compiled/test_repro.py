@@ -14,6 +14,8 @@ import shadowrun
 from shadowrun import UsageError
 from tests.compiled import faulty, models, planted
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 ROOT = Path(__file__).parents[2]
 
 

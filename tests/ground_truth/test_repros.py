@@ -16,7 +16,7 @@ import shadowrun
 from shadowrun import Cause, ShadowrunError
 from shadowrun.repro import script
 from shadowrun.sim import CATALOGUE
-from tests.forked import Forked
+from tests import forked
 from tests.ground_truth.timing import timed
 
 FEW = (
@@ -84,7 +84,7 @@ def main():
     sim.enable("sim")
     print("| flaw | operator | kind | with | without | inputs | notes |\n|---|---|---|---|---|---|---|")
     n, right = 0, 0
-    with Forked() as scripts, tempfile.TemporaryDirectory() as folder:
+    with forked.Server() as scripts, tempfile.TemporaryDirectory() as folder:
         script.run_script = lambda path, *_: scripts.run(path)
         for name in sys.argv[1:] or CATALOGUE:
             place = Path(folder) / name

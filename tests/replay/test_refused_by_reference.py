@@ -11,6 +11,8 @@ from shadowrun import Cause, Status, sim
 from shadowrun.platforms.unsupported import limit_of_host
 from shadowrun.sim import registered_device
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 
 @pytest.fixture(autouse=True, scope="module")
 def enabled():

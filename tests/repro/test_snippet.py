@@ -13,6 +13,8 @@ from shadowrun.repro.platform_setup import platform_setup_of
 from shadowrun.repro.script import ScriptSpec
 from shadowrun.repro.snippet import MAX_LINES, snippet
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 MM = torch.ops.aten.mm.default
 
 
@@ -28,7 +30,7 @@ def ran(text, folder):
     return dict(line.split(" ", 1) for line in done.stdout.replace("\n   ", " ").splitlines())
 
 
-def test_a_snippet_is_short_and_shows_the_fault():
+def test_a_snippet_is_short_and_shows_the_fault(new_processes):
     text = snippet(spec(MM, torch.tensor([[1 / 3]]), torch.tensor([[3.0]])), ("matmul-in-bf16",))
     assert len(text.splitlines()) <= 15
     done = subprocess.run([sys.executable, "-"], input=text, capture_output=True, text=True, check=True)

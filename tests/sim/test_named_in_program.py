@@ -7,6 +7,8 @@ import pytest
 
 from shadowrun.sim import named_in_program
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 ASKS = """
 import warnings, torch
 def asked(f):
@@ -37,7 +39,7 @@ def run(code, *arguments):
     return done.stdout
 
 
-def test_a_comparison_with_sim_leaves_the_accelerators_as_they_are():
+def test_a_comparison_with_sim_leaves_the_accelerators_as_they_are(new_processes):
     out = run(
         ASKS + "import shadowrun\n"
         "plain = seen()\n"

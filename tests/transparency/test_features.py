@@ -43,7 +43,7 @@ def on_sim(tmp_path_factory):
     path = tmp_path_factory.mktemp("on_sim") / "on_sim.py"
     path.write_text(ON_SIM, encoding="utf-8")
     modules = ("feature_programs", "kernel_programs", "programs")
-    with forked.Forked(", ".join(f"tests.transparency.{name}" for name in modules)) as server:
+    with forked.Server([f"tests.transparency.{name}" for name in modules]) as server:
         ran = server.run(path, "autograd.Function")
         assert ran.stdout == "it runs\n"
         yield lambda name: server.run(path, name)

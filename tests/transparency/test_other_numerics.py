@@ -12,6 +12,8 @@ import shadowrun
 from shadowrun import Cause, Status
 from tests.models import assert_same, digits, tokens, train
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 GREATEST = "cpu[isa=default,mkl_cbwr=COMPATIBLE,onednn_isa=SSE41,threads=1]"
 # Platform, and how many operators of the table at least differ there. Some libraries take the plainest kernels on some
 # processors anyway, and then nothing can differ: a processor without AVX-512 runs everything with AVX2.

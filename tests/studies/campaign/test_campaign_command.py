@@ -18,7 +18,7 @@ from shadowrun.studies.shards import Shard, shard_of
 from shadowrun.studies.zoo.program import program_of, write_zoo
 from tests.studies.campaign.programs import CONV, MLP
 
-pytestmark = pytest.mark.usefixtures("clean_sim")
+pytestmark = pytest.mark.usefixtures("forked_processes", "clean_sim")
 OPTIONS = ("--target", "sim", "--flaws", "gelu-by-tanh", "--zoo", "z", "--jobs", "1")
 
 

@@ -22,6 +22,8 @@ from shadowrun.studies.campaign.store import CampaignStore
 from shadowrun.studies.shards import Shard
 from tests.studies.campaign.fake_worker import ENTRY, KNOBS
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 SETTINGS = CampaignSettings(("cpu",), n=350, torch="2.13.0", timeout_s=60.0)
 
 
@@ -206,7 +208,7 @@ print(Engine(CampaignFolder.open(Path(sys.argv[1])), jobs=2, entry=sys.argv[2]).
 """
 
 
-def test_killed_it_goes_on_and_says_the_same(tmp_path, knobs, whole):
+def test_killed_it_goes_on_and_says_the_same(new_processes, tmp_path, knobs, whole):
     """SIGKILL of a worker, then of all of it; nothing is lost but what was in hand, and nothing is there twice."""
     knobs(hang=[60, 160])  # or a busy machine would run all of it before it looks
     where = folder(tmp_path / "c")
@@ -233,7 +235,7 @@ def test_killed_it_goes_on_and_says_the_same(tmp_path, knobs, whole):
     assert sessions[1][2] == 350 - first
 
 
-def test_ctrl_c_stops_it_and_it_goes_on(tmp_path, knobs, whole, interrupts):
+def test_ctrl_c_stops_it_and_it_goes_on(new_processes, tmp_path, knobs, whole, interrupts):
     knobs(hang=[60, 160])
     where = folder(tmp_path / "c")
     main = subprocess.Popen([sys.executable, "-c", COMMAND, str(where.path), ENTRY], stdout=subprocess.PIPE, text=True)

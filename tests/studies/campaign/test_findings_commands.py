@@ -16,6 +16,8 @@ from shadowrun.studies.campaign.summary import causes_of
 from shadowrun.studies.zoo.graph import Fill, Graph, Input, Node, Ref
 from shadowrun.studies.zoo.program import program_of, write_zoo
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 aten = torch.ops.aten
 X = Input("x", (4, 8), fill=Fill("uniform", 0.1, 0.9))
 MM = Graph((X, Input("w", (8, 4))), (Node(aten.mm.default, (Ref(-1), Ref(-2))),), (Ref(0),))

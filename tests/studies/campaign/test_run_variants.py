@@ -18,6 +18,8 @@ from shadowrun.studies.sweep.run_case import AS_A_WHOLE, CaseRunner
 from shadowrun.studies.zoo.graph import Fill, Graph, Input, Node, Ref
 from shadowrun.types import Cause
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 aten = torch.ops.aten
 X, W = Input("x", (4, 16)), Input("w", (16, 8), requires_grad=True)
 MLP = Graph(

@@ -20,7 +20,10 @@ from shadowrun.studies.campaign.variants.variant import build
 from shadowrun.studies.zoo.graph import Fill, Graph, Input, Node, Ref
 from tests.studies.campaign.programs import Program
 
-pytestmark = [pytest.mark.usefixtures("clean_sim", "one_thread"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.usefixtures("forked_processes", "clean_sim", "one_thread"),
+    pytest.mark.filterwarnings("ignore"),
+]
 aten = torch.ops.aten
 OPTIONS = ReproOptions(time_limit_s=20.0)
 MM = Program(
@@ -86,7 +89,7 @@ def longest_of(program, mutators, *, at_least):
     return next(r for i in range(1000) if len((r := generator.recipe(i)).mutations) >= at_least)
 
 
-def test_a_planted_flaw_is_shown_on_the_device_with_the_fewest_mutations(clean_sim, quick, tmp_path):
+def test_a_planted_flaw_is_shown_on_the_device_with_the_fewest_mutations(new_processes, clean_sim, quick, tmp_path):
     recipe = longest_of(MM, ["insert", "weights", "batch-slice"], at_least=3)
     settings = RunnerSettings(("sim",), flaws=("matmul-in-bf16",))
     with clean_sim.flaws("matmul-in-bf16"):

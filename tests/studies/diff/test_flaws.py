@@ -11,6 +11,8 @@ from shadowrun.sim import CATALOGUE
 from shadowrun.studies.diff.provenance import compare_provenance
 from tests.ground_truth.recordings import score, triggered
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 FLAWS = (
     "matmul-in-tf32",
     "gelu-by-tanh",

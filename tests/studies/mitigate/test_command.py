@@ -8,9 +8,6 @@ import pytest
 
 from shadowrun.cli.main import main
 from shadowrun.cli.studies.mitigate import _specs
-from shadowrun.studies import grid
-from shadowrun.studies.mitigate import sweep
-from tests import forked
 from tests.cli.test_output_options import all_formats, check, check_all
 
 PROGRAM = """
@@ -35,13 +32,6 @@ def script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.py").write_text(PROGRAM, encoding="utf-8")
     return "x.py"
-
-
-@pytest.fixture
-def forked_processes(monkeypatch):
-    """The processes of platforms are forked: there are a dozen."""
-    for module in (grid, sweep):
-        monkeypatch.setattr(module, "subprocess", forked.Subprocess)
 
 
 def test_what_makes_instruction_sets_agree(script, forked_processes, tmp_path):

@@ -12,6 +12,8 @@ from shadowrun.studies.published.mask_probe import DTYPES, MaskProbe, SumKernel,
 from shadowrun.studies.published.summation_order import KERNELS, kernel_of, probe_platform
 from shadowrun.studies.published.summation_tree import Contradiction, SummationTree, build_tree
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 
 def chain(leaves):
     """Nodes of a sum of these numbers one after another; nodes are counted from len(leaves)."""

@@ -14,6 +14,8 @@ from shadowrun.studies.published import programs
 from shadowrun.studies.published.recorded_studies import read_study
 from shadowrun.studies.published.tables import TABLES, study_document
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 IMAGE = programs._image
 
 

@@ -19,6 +19,8 @@ from shadowrun.types import Status
 from tests.ground_truth.recordings import triggered
 from tests.ground_truth.replays import record_clean, replayed, score
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 MAX = 1 << 28
 
 

@@ -19,6 +19,8 @@ from shadowrun.studies.slowdown.calls import Call, read_mix
 from shadowrun.studies.slowdown.table import FAIL_ON, Slowdown, slowdown_issues
 from shadowrun.studies.slowdown.timing import Spread, TimedCall, measure
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 
 @pytest.fixture
 def recorded(tmp_path, monkeypatch):

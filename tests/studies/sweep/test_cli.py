@@ -15,6 +15,8 @@ from shadowrun.studies.sweep.coverage_file import CoverageFile, SweepInfo
 from shadowrun.studies.sweep.reports.report import support_share, sweep_document
 from shadowrun.studies.sweep.reports.support import SupportTable
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path, monkeypatch):

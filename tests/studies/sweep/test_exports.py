@@ -16,6 +16,8 @@ from shadowrun.studies.sweep.reports import exports
 from shadowrun.studies.sweep.reports.support import read_sweeps
 from tests.coverage_kit import CRASH, FALLBACK, MISMATCH, UNSUPPORTED, write
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 DTYPES = ("float32", "bfloat16")
 FAILING = {
     ("cumsum", None, None): UNSUPPORTED,

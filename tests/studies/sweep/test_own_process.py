@@ -13,7 +13,7 @@ from shadowrun.studies.sweep.case_programs import program
 from shadowrun.studies.sweep.cases import Kind, Part
 from tests.studies.sweep.test_run_case import Bench, X
 
-pytestmark = pytest.mark.usefixtures("clean_sim")
+pytestmark = pytest.mark.usefixtures("forked_processes", "clean_sim")
 
 OWN = "cpu[env:SHADOWRUN_TEST=1]"
 """A platform in a separate process."""
