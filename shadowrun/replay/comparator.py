@@ -198,7 +198,7 @@ class Comparator:
         plan, context = call.plan, call.context
         if self.timeline is not None:
             self.timeline.ran(actual, expected)
-        actual_ns = actual.ns
+        actual_ns, expected_ns = actual.ns, expected.ns
         reruns: list[CallRun] = []
         # Another call stood for this one: its layout is the device's own affair, its time includes another graph.
         # On a shared device both sides run the vendor's own kernel, so no stand-in is needed.
@@ -206,26 +206,30 @@ class Comparator:
         stand_in = counterpart or (not shared and plan.name in EQUIVALENTS)
         # A rerun of a random call would draw other numbers; that of a stand-in would time another kernel.
         if plan.action is not Action.RANDOM and not stand_in:
-            executor = self._target
 
-            def again() -> CallRun:
+            def rerun(executor: CallRunner, plan: OpPlan) -> CallRun:
                 args, kwargs = pristine
                 if not shared:
-                    ran = executor.run_mirrored(plan, args, kwargs, self._max_bytes)
-                else:
-                    if plan.mutated:
-                        # The pristine inputs are needed by the judge afterwards: a rerun must not write to them.
-                        args, kwargs = copy_mutated(plan, args, kwargs, self._max_bytes)
-                    ran = executor.run(plan, args, kwargs)
+                    return executor.run_mirrored(plan, args, kwargs, self._max_bytes)
+                if plan.mutated:
+                    # The pristine inputs are needed by the judge afterwards: a rerun must not write to them.
+                    args, kwargs = copy_mutated(plan, args, kwargs, self._max_bytes)
+                return executor.run(plan, args, kwargs)
+
+            def again() -> CallRun:
+                ran = rerun(self._target, plan)
                 # Large reruns are kept one at a time.
                 if n_bytes(ran.values(plan)) > _MAX_REMEMBERED_BYTES:
                     reruns.clear()
                 reruns.append(ran)
                 return ran
 
-            actual_ns = self.slow_calls.confirmed_ns(plan, actual.ns, expected.ns, again)
+            def reference_again() -> CallRun:
+                return rerun(self._ref, plan if shared else for_reference(plan))
+
+            actual_ns, expected_ns = self.slow_calls.confirmed(plan, actual.ns, expected.ns, again, reference_again)
         # The time of a stand-in is not that of the program's kernel and would give a wrong slowdown.
-        times = (expected.ns / 1000, -1.0 if stand_in else actual_ns / 1000)
+        times = (expected_ns / 1000, -1.0 if stand_in else actual_ns / 1000)
         drift = drifted or NO_DRIFT
         if counterpart:
             plan = compared(plan, expected.out)
@@ -261,7 +265,7 @@ class Comparator:
         if equal:
             # A stale buffer returns the result of an earlier call: the judge needs that one to name the cause.
             self.remember_if_suspect(plan, a)
-            is_slow = self.slow_calls.is_confirmed(plan, actual_ns, expected.ns)
+            is_slow = self.slow_calls.is_confirmed(plan, actual_ns, expected_ns)
             slow = self._recorder.keep_inputs(plan, SLOW, pristine) if is_slow else None
             if actual.fallback is not None:
                 cause, evidence = actual.fallback

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import shadowrun
@@ -22,11 +23,11 @@ def test_a_wrong_result_of_a_rerun_is_found(clean_sim, monkeypatch):
             ran.out = ran.out + 1
         return ran
 
-    def slow_once(self, plan, actual_ns, expected_ns, again):
-        return min(actual_ns, again().ns)
+    def slow_once(self, plan, actual_ns, expected_ns, again, reference_again):
+        return min(actual_ns, again().ns), expected_ns
 
     monkeypatch.setattr(Executor, "run_mirrored", wrong_in_the_second_run)
-    monkeypatch.setattr(SlowCalls, "confirmed_ns", slow_once)
+    monkeypatch.setattr(SlowCalls, "confirmed", slow_once)
     x = torch.randn(4, 8)
     with shadowrun.compare("sim", ref="cpu") as run:
         torch.tanh(x)
@@ -36,11 +37,11 @@ def test_a_wrong_result_of_a_rerun_is_found(clean_sim, monkeypatch):
 def test_reruns_of_a_correct_device_change_nothing(clean_sim, monkeypatch):
     ran = []
 
-    def slow_once(self, plan, actual_ns, expected_ns, again):
+    def slow_once(self, plan, actual_ns, expected_ns, again, reference_again):
         ran.append(plan.name)
-        return min(actual_ns, again().ns)
+        return min(actual_ns, again().ns), expected_ns
 
-    monkeypatch.setattr(SlowCalls, "confirmed_ns", slow_once)
+    monkeypatch.setattr(SlowCalls, "confirmed", slow_once)
     x = torch.randn(4, 8)
     with shadowrun.compare("sim", ref="cpu") as run:
         torch.log_softmax(x, 1)
@@ -72,7 +73,7 @@ def test_a_wrong_result_of_a_rerun_on_a_shared_device_is_found(monkeypatch):
 
 
 class Reruns:
-    """Runs of a call on the target, with given times."""
+    """Runs of a call on one platform, with given times."""
 
     def __init__(self, *ns):
         self.left = list(ns)
@@ -86,7 +87,8 @@ class Reruns:
 def test_an_operator_with_a_fast_call_is_not_run_again():
     """A busy machine makes calls seem slow for as long as it is busy."""
     calls, again = SlowCalls(10.0), Reruns(30 * WORTH_TIMING_NS, WORTH_TIMING_NS // 2, 1, 1)
-    times = [calls.confirmed_ns(again, 40 * WORTH_TIMING_NS, 1000, again) for _ in range(3)]
+    reference = Reruns(1000)
+    times = [calls.confirmed(again, 40 * WORTH_TIMING_NS, 1000, again, reference)[0] for _ in range(3)]
     assert times == [WORTH_TIMING_NS // 2, 40 * WORTH_TIMING_NS, 40 * WORTH_TIMING_NS]
     assert again.left == [1, 1]
     assert not calls.is_confirmed(again, times[2], 1000)
@@ -94,7 +96,33 @@ def test_an_operator_with_a_fast_call_is_not_run_again():
 
 def test_a_slow_operator_is_run_again_until_that_is_certain():
     calls, again = SlowCalls(10.0), Reruns(*[30 * WORTH_TIMING_NS] * 99)
-    times = [calls.confirmed_ns(again, 40 * WORTH_TIMING_NS, 1000, again) for _ in range(9)]
-    assert times == [30 * WORTH_TIMING_NS] * 8 + [40 * WORTH_TIMING_NS]
+    reference = Reruns(*[2000] * 16)
+    times = [calls.confirmed(again, 40 * WORTH_TIMING_NS, 1000, again, reference) for _ in range(9)]
+    assert times == [(30 * WORTH_TIMING_NS, 1000)] * 8 + [(40 * WORTH_TIMING_NS, 1000)]
     assert len(again.left) == 99 - 8 * 2  # the second run takes what is left of 50 ms
-    assert calls.is_confirmed(again, times[8], 1000)
+    assert calls.is_confirmed(again, *times[8])
+
+
+def test_a_processor_that_is_busy_for_all_reruns_of_the_target_confirms_nothing():
+    calls, again, reference = SlowCalls(10.0), Reruns(*[3 * WORTH_TIMING_NS] * 3), Reruns(2000, 2 * WORTH_TIMING_NS)
+    times = calls.confirmed(again, 3 * WORTH_TIMING_NS, 1000, again, reference)
+    assert times == (3 * WORTH_TIMING_NS, 2 * WORTH_TIMING_NS)
+    assert not calls.is_confirmed(again, 3 * WORTH_TIMING_NS, 1000)
+
+
+@pytest.mark.parametrize(("busy", "kinds"), [(True, []), (False, ["slow"])], ids=["busy machine", "slow target"])
+def test_an_operator_is_slow_only_where_the_reference_is_fast_beside_it(clean_sim, monkeypatch, busy, kinds):
+    run_mirrored = Executor.run_mirrored
+
+    def waits(self, *call):
+        ran = run_mirrored(self, *call)
+        if busy or self.platform.device.type == "sim":
+            ran.ns = 30 * WORTH_TIMING_NS
+        return ran
+
+    monkeypatch.setattr(Executor, "run_mirrored", waits)
+    x = torch.randn(4, 8)
+    with shadowrun.compare("sim", ref="cpu") as run:
+        for _ in range(4):
+            torch.tanh(x)
+    assert [f.kind for f in run.findings()] == kinds
