@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["core", "lacks", "state", "why_not"]
 
 # Raise it here and in `module.c` with every change of the interface, so that a stale build is not used.
-_VERSION = 33
+_VERSION = 34
 
 
 lacks: list[str] = []

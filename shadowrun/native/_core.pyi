@@ -36,6 +36,15 @@ def add_rounded_product(
     instructions: str | None = None,
     /,
 ) -> bool: ...
+def nearness(
+    actual: torch.Tensor,
+    expected: torch.Tensor,
+    relative: float,
+    absolute: float,
+    weighted: bool,
+    instructions: str | None = None,
+    /,
+) -> tuple[bytearray, float, float, float] | None: ...
 def product_sketch(
     left: torch.Tensor,
     right: torch.Tensor,

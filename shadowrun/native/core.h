@@ -105,6 +105,7 @@ PyObject *sr_diff(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *sr_differing(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *sr_add_rounded_product(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *sr_product_sketch(PyObject *module, PyObject *const *args, Py_ssize_t n);
+PyObject *sr_nearness(PyObject *module, PyObject *const *args, Py_ssize_t n);
 PyObject *sr_statistics(PyObject *module, PyObject *const *args, Py_ssize_t n);
 
 /* Counts of elements, in the order of `Totals` in numerics/diff.py, for all that list them: structs, a tuple, TensorDiff.

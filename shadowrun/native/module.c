@@ -8,7 +8,7 @@
 #include <string.h>
 #include <structmember.h>
 
-#define VERSION 33
+#define VERSION 34
 
 #ifndef SOURCES
 #define SOURCES 0 /* checksum of the C files, set by building.py */
@@ -180,6 +180,7 @@ static PyMethodDef functions[] = {
     {"diff", (PyCFunction)(void (*)(void))sr_diff, METH_FASTCALL, NULL},
     {"differing", (PyCFunction)(void (*)(void))sr_differing, METH_FASTCALL, NULL},
     {"add_rounded_product", (PyCFunction)(void (*)(void))sr_add_rounded_product, METH_FASTCALL, NULL},
+    {"nearness", (PyCFunction)(void (*)(void))sr_nearness, METH_FASTCALL, NULL},
     {"product_sketch", (PyCFunction)(void (*)(void))sr_product_sketch, METH_FASTCALL, NULL},
     {"context_key", (PyCFunction)(void (*)(void))sr_context_key, METH_FASTCALL, NULL},
     {"install_dispatch_slot", sr_install_dispatch_slot, METH_O, NULL},

@@ -72,6 +72,16 @@ static inline uint32_t stats_half_bits(uint16_t half) {
     return sign | (is_subnormal & subnormal) | (~is_subnormal & (normal | (is_special & 0x7f800000)));
 }
 
+/* What stats_near.h compares, a whole number of lanes at a time. */
+#define NEAR_LANES 64
+#define NEAR_BLOCK 2048
+struct near_pass {
+    float relative, absolute, level;
+    double gap, size, weighted_gap, weighted_size; /* sums */
+};
+typedef int (*near_block)(const float *, const float *, size_t, struct near_pass *);
+typedef void (*near_weights)(const float *, const float *, size_t, struct near_pass *);
+
 /* What stats_sketch.h multiplies: elements of float32, strides in elements. */
 #define SKETCH_LANES 64
 #define SKETCH_ROWS 512
@@ -683,4 +693,88 @@ PyObject *sr_product_sketch(PyObject *module, PyObject *const *args, Py_ssize_t 
     Py_END_ALLOW_THREADS
     free(room);
     return Py_BuildValue("dd", squares, squares != squares ? squares : greatest);
+}
+
+/* How near two results are. */
+
+/* Places that are farther apart than the bound. */
+struct near_places {
+    int64_t *at;
+    size_t n, room;
+};
+
+/* Those of one block; -1 where there is no memory for them. Plain C: few blocks have any. */
+static int near_add(struct near_places *found, const float *actual, const float *expected, size_t n, size_t start, const struct near_pass *p) {
+    for (size_t i = 0; i < n; i++) {
+        if (fabsf(actual[i] - expected[i]) - (fabsf(expected[i]) * p->relative + p->absolute) <= 0.0f) continue;
+        if (found->n == found->room) {
+            size_t room = found->room ? 2 * found->room : 256;
+            int64_t *more = realloc(found->at, room * sizeof *more);
+            if (more == NULL) return -1;
+            found->at = more, found->room = room;
+        }
+        found->at[found->n++] = (int64_t)(start + i);
+    }
+    return 0;
+}
+
+/* A block in whole lanes: what is missing at the end is zero on both sides, which is near and adds nothing. */
+static size_t near_lanes(const float **actual, const float **expected, size_t n, float *room) {
+    size_t whole = (n + NEAR_LANES - 1) / NEAR_LANES * NEAR_LANES;
+    if (whole == n) return n;
+    memset(room, 0, 2 * NEAR_BLOCK * sizeof *room);
+    memcpy(room, *actual, n * sizeof *room), memcpy(room + NEAR_BLOCK, *expected, n * sizeof *room);
+    *actual = room, *expected = room + NEAR_BLOCK;
+    return whole;
+}
+
+/* nearness(actual, expected, relative, absolute, weighted, instructions=None): of float32 in C order, as many elements each;
+ * see numerics/nearness.py. (places as 8-byte integers, sum of gap times expected, of squares, weighted factor or 0); None
+ * for tensors that are not plain. */
+PyObject *sr_nearness(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
+    (void)module;
+    if (n_args < 5 || n_args > 6) return sr_wrong_count("nearness");
+    struct near_pass p = {.relative = (float)PyFloat_AsDouble(args[2]), .absolute = (float)PyFloat_AsDouble(args[3])};
+    int weighted = PyObject_IsTrue(args[4]);
+    sr_instructions set;
+    if (PyErr_Occurred() || sr_read_instructions(n_args == 6 ? args[5] : Py_None, sr_best_instructions(0), &set)) return NULL;
+    SrTensor actual, expected;
+    int plain = sketch_read(args[0], 1, &actual);
+    if (plain == 1) plain = sketch_read(args[1], 1, &expected);
+    if (plain != 1) return plain < 0 ? NULL : Py_NewRef(Py_None);
+    size_t n = 1, n_expected = 1;
+    for (int32_t d = 0; d < actual.ndim; d++) n *= (size_t)actual.shape[d];
+    for (int32_t d = 0; d < expected.ndim; d++) n_expected *= (size_t)expected.shape[d];
+    if (n != n_expected) Py_RETURN_NONE;
+    near_block block = stats_near_block_plain;
+    near_weights weights = stats_near_weights_plain;
+#ifdef SR_HAS_X86_SETS
+    if (set != SR_PLAIN) {
+        block = set == SR_AVX512 ? stats_near_block_avx512 : stats_near_block_avx2;
+        weights = set == SR_AVX512 ? stats_near_weights_avx512 : stats_near_weights_avx2;
+    }
+#endif
+    const float *a = sketch_data(&actual), *e = sketch_data(&expected);
+    struct near_places found = {0};
+    int failed = 0;
+    float room[2 * NEAR_BLOCK];
+    Py_BEGIN_ALLOW_THREADS
+    for (size_t start = 0; start < n && !failed; start += NEAR_BLOCK) {
+        size_t length = n - start < NEAR_BLOCK ? n - start : NEAR_BLOCK;
+        const float *some_a = a + start, *some_e = e + start;
+        size_t whole = near_lanes(&some_a, &some_e, length, room);
+        if (block(some_a, some_e, whole, &p)) failed = near_add(&found, some_a, some_e, length, start, &p);
+    }
+    p.level = n ? (float)(sqrt(p.size) / sqrt((double)n)) : 0;
+    for (size_t start = 0; start < n && weighted && p.level > 0 && p.level <= FLT_MAX && !failed; start += NEAR_BLOCK) {
+        const float *some_a = a + start, *some_e = e + start;
+        size_t whole = near_lanes(&some_a, &some_e, n - start < NEAR_BLOCK ? n - start : NEAR_BLOCK, room);
+        weights(some_a, some_e, whole, &p);
+    }
+    Py_END_ALLOW_THREADS
+    PyObject *result = failed ? PyErr_NoMemory() : Py_BuildValue(
+        "Nddd", PyByteArray_FromStringAndSize((const char *)found.at, (Py_ssize_t)(found.n * sizeof *found.at)), p.gap, p.size,
+        p.weighted_size > 0 ? p.weighted_gap / p.weighted_size : 0.0);
+    free(found.at);
+    return result;
 }

@@ -98,6 +98,7 @@
 #define SQUARES double
 #include "stats_integer.h"
 
+#include "stats_near.h"
 #include "stats_sketch.h"
 
 #define ADD(format) STATS_JOIN(add, format, INSTRUCTIONS)

@@ -24,6 +24,7 @@ from shadowrun.types import Cause, Status, Verdict
 if TYPE_CHECKING:
     from shadowrun.judge.result_diff import ResultDiff
     from shadowrun.numerics.excess import Array, Truth
+    from shadowrun.numerics.nearness import Nearness
     from shadowrun.operators.case import Case
     from shadowrun.operators.facts import OpFacts
     from shadowrun.types import TensorDiff
@@ -37,7 +38,6 @@ __all__ = [
     "count_truncated",
     "error_factor",
     "has_common_factor",
-    "has_weighted_factor",
     "is_truncated",
     "may_be_biased",
 ]
@@ -198,33 +198,20 @@ def may_be_biased(case: Case, position: int, d: TensorDiff) -> bool:
     return abs(away) >= ONE_WAY * d.n_elements and bias_limit(case, position, fmt.roundoff, 1) is not None
 
 
-def has_common_factor(gap: torch.Tensor, expected: torch.Tensor, roundoff: float) -> bool:
+def has_common_factor(near: Nearness, n: int, roundoff: float) -> bool:
     """Whether a float32 result is the reference's times a factor beyond rounding; a cheap test.
 
     Args:
-        gap: The result less the reference's, flat.
-        expected: The reference's, in the same form.
+        near: How the result lies to the reference's. Where its weighted factor is none, `error_factor` finds none
+            between the two results.
+        n: Number of elements.
         roundoff: Unit roundoff of the dtype.
     """
-    if gap.numel() < ENOUGH:
+    if n < ENOUGH:
         return False
-    size = float(torch.dot(expected, expected))
-    # One dot product instead of the oracle; 4 units leave room for the constants of right kernels.
-    return size > 0.0 and abs(float(torch.dot(gap, expected))) > UNITS * roundoff * size
-
-
-def has_weighted_factor(gap: torch.Tensor, expected: torch.Tensor, roundoff: float) -> bool:
-    """The same with the weights of `error_factor`: where this finds none, that finds none between the two results."""
-    if gap.numel() < ENOUGH:
-        return False
-    level = float(torch.linalg.vector_norm(expected)) / expected.numel() ** 0.5
-    if not 0.0 < level < float("inf"):
-        return True
-    unit = expected.abs().clamp_min_(level)
-    weight = expected / unit
-    factor = float(torch.dot(torch.div(gap, unit, out=unit), weight)) / float(torch.dot(weight, weight))
-    # The weights of the truth differ from these by its rounding.
-    return not abs(factor) <= _LESS * UNITS * roundoff
+    # Two sums instead of the oracle; 4 units leave room for the constants of right kernels. The weights of the truth
+    # differ from these by its rounding.
+    return abs(near.factor) > UNITS * roundoff or not abs(near.weighted) <= _LESS * UNITS * roundoff
 
 
 def bias_verdict(case: Case, result_diff: ResultDiff) -> Verdict | None:

@@ -24,10 +24,11 @@ import torch
 
 from shadowrun.judge.oracle import n_terms
 from shadowrun.judge.result_diff import flat_values
-from shadowrun.judge.rounding.bias import has_common_factor, has_weighted_factor, may_be_biased
+from shadowrun.judge.rounding.bias import has_common_factor, may_be_biased
 from shadowrun.judge.rounding.row_sizes import has_row_sizes, row_sizes
 from shadowrun.numerics.device_statistics import COUNTED
 from shadowrun.numerics.form import meta
+from shadowrun.numerics.nearness import nearness
 from shadowrun.numerics.precision import FORMATS
 from shadowrun.operators.case import tensors
 from shadowrun.operators.facts import ulp_bound
@@ -127,23 +128,19 @@ class ClosenessCheck:
             return None
         units = self._units(position)
         actual, expected = (flat_values(v[position]) for v in (self._case.actual, self._case.expected))
-        gap = actual - expected
-        allowed = expected.abs().mul_(units * fmt.roundoff).add_(fmt.smallest)
-        excess = gap.abs().sub_(allowed)
-        # Not `all` of a comparison, which takes longer; NaN is within none.
-        if not float(excess.max()) <= 0.0:
+        near = nearness(actual, expected, units * fmt.roundoff, fmt.smallest, weighted=self._has_rows)
+        if near.far.numel():
             # Terms that cancel: their own size counts at these elements.
-            far = (excess <= 0.0).logical_not_().nonzero().flatten()
-            size = self._size(position, far)
+            size = self._size(position, near.far)
             if size is None:
                 return None
-            allowed = size.mul_(units * fmt.roundoff).add_(allowed[far])
-            if not bool(allowed.isfinite().all()) or not bool((gap[far].abs_() <= allowed).all()):
+            e = expected[near.far]
+            allowed = size.mul_(units * fmt.roundoff).add_(e.abs().mul_(units * fmt.roundoff).add_(fmt.smallest))
+            gap = actual[near.far].sub_(e).abs_()
+            if not bool(allowed.isfinite().all()) or not bool((gap <= allowed).all()):
                 return None
         # A factor within the bound of each element is a fault all the same.
-        if has_common_factor(gap, expected, fmt.roundoff):
-            return None
-        if self._has_rows and has_weighted_factor(gap, expected, fmt.roundoff):
+        if has_common_factor(near, expected.numel(), fmt.roundoff):
             return None
         return _rounding(f"max {d.max_ulp} ULP, within {units:g} units of rounding of the reference")
 
