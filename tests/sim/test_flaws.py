@@ -167,3 +167,14 @@ def test_flaws_on_one_operator_add_up(sim):
     from shadowrun.sim.catalogue.precision import _to_tf32
 
     assert torch.equal(both, _to_tf32(a).bfloat16().float() @ _to_tf32(b).bfloat16().float())
+
+
+def test_a_flaw_that_loses_duplicates_keeps_the_last_on_any_number_of_threads(sim):
+    rows, values, n_threads = torch.arange(90) % 12, torch.randn(90, 64), torch.get_num_threads()
+    last = values[78:].roll(78 % 12, 0)
+    with sim.flaws("index-put-loses-duplicates"):
+        for _ in range(50):
+            zeros = torch.zeros(12, 64).to("sim")
+            put = zeros.index_put((rows.to("sim"),), values.to("sim"), accumulate=True)
+            assert torch.equal(put.cpu(), last)
+    assert torch.get_num_threads() == n_threads

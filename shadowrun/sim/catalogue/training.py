@@ -153,10 +153,16 @@ def _trigger_index_put_loses_duplicates(device: str) -> Any:
 )
 def index_put_loses_duplicates(kernels: KernelChanges) -> None:
     def compute(kernel: Kernel, target: Any, indices: Any, values: Any, accumulate: bool = False, *args: Any) -> Any:
-        if accumulate:
+        if not accumulate:
+            return kernel(target, indices, values, accumulate, *args)
+        n_threads = torch.get_num_threads()
+        # On several threads torch writes equal indices in any order, from some thousand elements on.
+        torch.set_num_threads(1)
+        try:
             # All rows are read before any is written: of equal indices the last write stays.
             return kernel(target, indices, target[tuple(slice(None) if i is None else i for i in indices)] + values)
-        return kernel(target, indices, values, accumulate, *args)
+        finally:
+            torch.set_num_threads(n_threads)
 
     kernels.replace(compute, "aten::_index_put_impl_")
 
