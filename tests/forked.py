@@ -39,6 +39,8 @@ READ_AT_START = (
 """Begins variables that Python, torch or another library reads when it is loaded."""
 READ_LATER = {
     *("MKL_CBWR", "MKL_DYNAMIC", "MKL_ENABLE_INSTRUCTIONS", "PYTHONPATH", "PYTHONSAFEPATH", "TORCHINDUCTOR_CACHE_DIR"),
+    # scikit-learn sets them where it is imported, as the tests of transformers do; torch's wheels have another OpenMP.
+    *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"),
     # They only say when memory goes back to the system.
     *("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"),
     *THREADS,  # their number is set
@@ -63,7 +65,10 @@ BEFORE_TESTS = dict(os.environ)
 
 def read_at_start(environment):
     """The variables that a forked process has read before."""
-    return {k: v for k, v in environment.items() if k.startswith(READ_AT_START) and k not in READ_LATER}
+    # Those of torchrun say which rank a process is.
+    is_of_ranks = ("TORCHELASTIC_", "TORCH_NCCL_")
+    found = {k: v for k, v in environment.items() if k.startswith(READ_AT_START) and not k.startswith(is_of_ranks)}
+    return {k: v for k, v in found.items() if k not in READ_LATER}
 
 
 class Server:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "benchmarks" / "overhead.py"
 TOOLS = {

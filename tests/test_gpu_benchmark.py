@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu.py"
 
 

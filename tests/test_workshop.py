@@ -108,7 +108,7 @@ def test_every_example_has_a_readme_and_is_listed():
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.parent.name)
-def test_example_runs(example, tmp_path):
+def test_example_runs(forked_processes, example, tmp_path):
     import os
 
     command = [sys.executable] if example.suffix == ".py" else ["bash"]

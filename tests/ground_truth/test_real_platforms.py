@@ -13,6 +13,8 @@ from tests.ground_truth import layouts, real_cases, real_platforms
 from tests.ground_truth.real_cases import Case, run_cases
 from tests.ground_truth.real_platforms import SETUPS, summary
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 NAMES = ("group-norm-cnn-1", "half-products-1", "layouts-2")
 OPERATORS = ("conv2d", "batch_norm", "interpolate bicubic")
 CASES = [*map(Case, NAMES), *(Case(f"operator {n}", operator=True) for n in OPERATORS)]

@@ -92,7 +92,7 @@ def main():
 """
 
 
-def test_each_rank_has_a_file_and_one_logs(tmp_path):
+def test_each_rank_has_a_file_and_one_logs(forked_processes, tmp_path):
     done = run_on_two_ranks(tmp_path, PROGRAM)
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split("\n")) - {""} == {"logged by rank 0"}

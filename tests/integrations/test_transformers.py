@@ -150,7 +150,7 @@ def main():
 """
 
 
-def test_ranks_have_their_files_and_rank_0_logs(tmp_path):
+def test_ranks_have_their_files_and_rank_0_logs(forked_processes, tmp_path):
     done = run_on_two_ranks(tmp_path, PROGRAM)
     assert done.returncode == 0, done.stderr
     assert [(tmp_path / f"rank.{rank}").read_text() for rank in range(2)] == ["True", "False"]

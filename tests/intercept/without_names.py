@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -13,6 +14,18 @@ import warnings
 from typing import Any
 
 import torch
+
+USED = (
+    "decimal",
+    "fractions",
+    "importlib.metadata",
+    "numpy.typing",
+    "secrets",
+    "shlex",
+    "sqlite3",
+    "statistics",
+    "tomllib",
+)
 
 
 def found(path: str) -> Any:
@@ -107,9 +120,11 @@ def outcome(path: str, platform: str) -> dict[str, object]:
 
 def main() -> None:
     platform, *paths = sys.argv[1:]
-    if platform == "compiled":  # once for all of them
-        importlib.import_module("torch._dynamo")
-        importlib.import_module("torch._inductor.compile_fx")
+    # Once for all of them: modules that shadowrun imports, but none of its own, which ask for the name that is deleted.
+    also = ("torch._dynamo", "torch._inductor.compile_fx") if platform == "compiled" else ()
+    for module in (*USED, *also):
+        importlib.import_module(module)
+    gc.disable()  # half of the time of an import
     for path in paths:
         sys.stdout.flush()
         child = os.fork()

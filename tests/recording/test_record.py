@@ -20,6 +20,8 @@ from shadowrun.recording.file_format.recording_file import read
 from shadowrun.recording.model import Kind
 from tests.models import assert_same, digits, tokens, train
 
+pytestmark = pytest.mark.usefixtures("forked_processes")
+
 
 @pytest.fixture
 def path(tmp_path):
@@ -561,7 +563,7 @@ with run:
     assert ops(read(other)) == ["aten::full"]
 
 
-def test_many_steps_take_bounded_memory(tmp_path):
+def test_many_steps_take_bounded_memory(new_processes, tmp_path):
     body = """
 import resource
 x, w = torch.rand(4, 4), torch.rand(4, 4, requires_grad=True)

@@ -14,7 +14,10 @@ import torch
 
 import shadowrun
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes")
+pytestmark = [
+    pytest.mark.usefixtures("forked_processes"),
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes"),
+]
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
