@@ -17,7 +17,8 @@ While the user's program runs, an internal failure becomes a record and one warn
 
 from __future__ import annotations
 
-from typing import Any, Final
+import sys
+from typing import TYPE_CHECKING, Any, Final
 
 from shadowrun.visible_text import visible_lines
 
@@ -35,7 +36,12 @@ __all__ = [
     "brief",
 ]
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
 _MAX_SHOWN: Final = 200
+_PACKAGE: Final = __file__.removesuffix("errors.py")
 
 
 def brief(value: Any) -> str:
@@ -87,6 +93,26 @@ class NestingError(UsageError):
 
 class DataFileError(ShadowrunError):
     """A data file that cannot be read or written."""
+
+    def __init__(self, message: str, *, slug: str) -> None:
+        # Python prints what it was raised from, too: the text of a library, which may be the file's.
+        for error in _handled_by_package():
+            error.args = tuple(visible_lines(a) if isinstance(a, str) else a for a in error.args)
+        super().__init__(message, slug=slug)
+
+
+def _handled_by_package() -> Iterator[BaseException]:
+    """The exception that is being handled, and those before it, up to one that the program itself handles."""
+    frame: FrameType | None = sys._getframe(1)
+    outside: set[FrameType] = set()
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_PACKAGE):
+            outside.add(frame)
+        frame = frame.f_back
+    error = sys.exception()
+    while error is not None and not (error.__traceback__ and error.__traceback__.tb_frame in outside):
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 class NonFiniteError(ShadowrunError, FloatingPointError):

@@ -22,6 +22,8 @@ MAX_WHOLE = 10_000
 # ``##[add-matcher]``, Azure's ``##vso[task.setvariable]``, and in JUnit files ``[[ATTACHMENT|path]]``.
 # Each way begins with its character, for which `re` searches several times as fast as for a place.
 _COMMANDS: Final = re.compile(r":(?:(?<!\S:)(?=:[A-Za-z])|(?=:[A-Za-z]+-))|#(?=#\w*\[)|\[(?=\[(?i:ATTACHMENT))")
+# Buildkite folds the log at lines that begin so.
+_GROUPS: Final = ("--- ", "+++ ", "~~~ ", "^^^ ")
 # What `str.isprintable` takes for printable and no font shows: what Unicode calls default-ignorable and is no format
 # character, and blanks that are no spaces. Python has no table of them, but their names say what they are.
 _INVISIBLE: Final = re.compile(r"\b(?:SELECTOR|FILLER|JOINER|INHERENT|BLANK(?! SYMBOL)|NULL NOTEHEAD)\b")
@@ -41,6 +43,8 @@ def code_line(text: str, length: int) -> str:
 def _shown(text: str) -> str:
     if "::" in text or "##" in text or "[[" in text:  # of most long texts none
         text = _COMMANDS.sub(r"\g<0> ", text)
+    if text.startswith(_GROUPS):
+        text = f" {text}"
     if text.isascii() and text.isprintable():
         return text
     hidden = {ord(char): "\ufffd" for char in set(text) if not _is_visible(char)}

@@ -166,7 +166,7 @@ class DenseInterpreter(fx.Interpreter):
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run it."""
-        with CheckedCalls():  # type: ignore[no-untyped-call]
+        with CheckedCalls(of_graph=True):
             return super().run(*args, **kwargs)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:

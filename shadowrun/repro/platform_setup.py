@@ -14,6 +14,8 @@ from shadowrun.platforms.untrusted_specs import simulated_flaws, spec_of_user, t
 from shadowrun.repro.quoting import Code, code, dotted_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shadowrun.types import Permissions, RunInfo
 
 __all__ = ["PlatformSetup", "allowed_platforms", "check_harmless", "platform_setup_of", "platform_setups"]
@@ -151,12 +153,12 @@ def check_harmless(info: RunInfo, allowed: Permissions) -> None:
             name it.
         DataFileError: It has flaws that do not exist.
     """
-    flaws = simulated_flaws(info.target_fingerprint)
-    if flaws is None or allowed.modules or spec_of_user(info.target, allowed.names) is not None:
+    if allowed.modules:
         return
     # torch has one private device, and renames it once: a program would keep the name that the file chose.
-    if not sim.is_enabled() and not allowed.is_command:
-        name = parse(info.target).device_type
+    registered = () if sim.is_enabled() or allowed.is_command else _simulated(info)
+    name = next((n for n in registered if spec_of_user(n, allowed.names) is None), None)
+    if name is not None:
         raise PlatformError(
             f"The simulated device of this file would be registered in this program for good, as {ascii(name)[:300]}, "
             "and only the data file names it, which may come from another person. Use the commands `shadowrun "
@@ -164,14 +166,21 @@ def check_harmless(info: RunInfo, allowed: Permissions) -> None:
             slug="platform-refused",
         )
     # A file from elsewhere must not be able to end or block the process that reads it.
-    fatal = [f for f in flaws if f in sim.FATAL]
-    if fatal:
+    fatal = [f for f in simulated_flaws(info.target_fingerprint) or () if f in sim.FATAL]
+    if fatal and spec_of_user(info.target, allowed.names) is None:
         raise PlatformError(
             f"The simulated device of this file has {fatal[0]}, which would end or block this process, and only the "
             "data file names it, which may come from another person. If you know what it is, name the device: "
             f"--target {shlex.quote(ascii(info.target)[1:-1][:300])}.",
             slug="platform-refused",
         )
+
+
+def _simulated(info: RunInfo) -> Iterator[str]:
+    """The platforms of a run for which the simulated device is registered, if it is not."""
+    for spec, facts in ((info.target, info.target_fingerprint), (info.ref, info.ref_fingerprint)):
+        if simulated_flaws(facts) is not None or parse(spec).device_type == "sim":
+            yield spec
 
 
 def platform_setups(info: RunInfo) -> tuple[PlatformSetup, PlatformSetup]:

@@ -409,6 +409,9 @@ def _check_plain(tensors: Any) -> None:
             raise ValueError(type(t).__name__)
         if t.device.type != "cpu":  # `map_location` leaves "meta", which claims any size and has no memory
             raise ValueError(t.device.type)
+        # torch lets these lie anywhere; a kernel that reads one number from its argument would read there.
+        if t.layout is torch.strided and not t.is_nested and not t.numel() and t.storage_offset():
+            raise ValueError("no elements, and a place for them")
     _check_apart(tensors)
 
 

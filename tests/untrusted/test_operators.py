@@ -364,3 +364,28 @@ def test_too_much_memory_is_an_error_and_the_bound_goes(monkeypatch):
             torch.empty(3 << 30, dtype=torch.uint8)  # there, but not within the bound
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
     torch.empty(3 << 30, dtype=torch.uint8)
+
+
+EMPTY_FAR_AWAY = torch.empty(0).set_(torch.empty(4).untyped_storage(), 10**11, (0,), (1,))
+
+
+@pytest.mark.parametrize("argument", ["grad_scale", "found_inf"])
+@pytest.mark.parametrize("given", [EMPTY_FAR_AWAY, torch.ones(2)], ids=["nothing", "two numbers"])
+@pytest.mark.parametrize("name", ["_fused_sgd_", "_fused_adam", "_fused_adamw_", "_fused_adagrad"])
+def test_fused_optimizers_read_one_number(name, given, argument):
+    """Their kernels read it whatever the size, and a tensor without elements may lie anywhere."""
+    lists = {"aten::_fused_sgd_": 3}.get(f"aten::{name}", 4)
+    args = [[torch.ones(4)] for _ in range(lists)]
+    options = {"lr": 0.1, "weight_decay": 0.0, "maximize": False}
+    if "adam" in name:
+        args += [[], [torch.ones(())]]
+        options |= {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "amsgrad": False}
+    elif "sgd" in name:
+        options |= {"momentum": 0.9, "dampening": 0.0, "nesterov": False, "is_first_step": False}
+    else:
+        args[3] = [torch.ones(())]
+        options |= {"lr_decay": 0.0, "eps": 1e-8}
+    func = operator_named(f"aten::{name}")
+    check_call(func, args, options | {argument: torch.ones(())})
+    with pytest.raises(Refused, match="is not one number"):
+        check_call(func, args, options | {argument: given})

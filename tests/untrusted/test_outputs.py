@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import io
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import warnings
@@ -126,6 +128,37 @@ def test_of_a_run_that_python_prints(run_file, tmp_path):
         shadowrun.combine([run_file, other], tmp_path / "both.shadowrun")
     for number, text in enumerate((*shown, str(failed.value), str(refused.value))):
         safe(text, str(number))
+
+
+def load_while_handling(error, path):
+    try:
+        raise error
+    except KeyError:
+        return shadowrun.load(path)
+
+
+def test_of_what_an_exception_was_raised_from(tmp_path):
+    """SQLite names the table; Python prints each exception of a chain."""
+    path = tmp_path / "x.shadowrun"
+    DataFile.create(path, RunInfo("npu", "cpu")).close()
+    name = EVIL.encode("utf-8", "ignore").decode()  # a database has no lone surrogates
+    with contextlib.closing(sqlite3.connect(path)) as file, file:
+        file.execute("pragma writable_schema = on")
+        file.execute("insert into sqlite_master values ('table', ?1, ?1, 0, ?2)", (name, f"create table x({name}"))
+    own = KeyError(EVIL)
+    with pytest.raises(shadowrun.DataFileError) as failed:
+        load_while_handling(own, path)
+    assert own.args == (EVIL,), "the program's own stays as it is"
+    cause = failed.value.__cause__
+    assert cause.__context__ is own
+    assert isinstance(cause, sqlite3.DatabaseError)
+    assert "malformed database schema" in str(cause)
+    safe(str(cause), "cause")
+
+
+@pytest.mark.parametrize("begin", ["---", "+++", "~~~", "^^^ +++"])
+def test_no_text_begins_a_group_of_a_log(begin):
+    assert one_line(f"{begin} all checks passed") == f" {begin} all checks passed"
 
 
 def test_of_records_for_a_spreadsheet(run_file, tmp_path):

@@ -37,9 +37,16 @@ _OF_FILE: Final[ContextVar[bool]] = ContextVar("graphs of a file", default=False
 class CheckedCalls(DispatchMode):  # type: ignore[no-untyped-call]
     """Looks at the operators that functions, methods and composite operators call.
 
+    Args:
+        of_graph: They are those of a graph, which is compiled, too.
+
     Raises:
         Refused: One has arguments that no file may give.
     """
+
+    def __init__(self, *, of_graph: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._of_graph = of_graph
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -47,11 +54,26 @@ class CheckedCalls(DispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(func, torch._ops.OpOverload):
             if depends_on_values(func):
                 check_arguments(func, args, kwargs)
+            if self._of_graph and func in _VIEWS_OF_STORAGE and not _is_whole(args[0]):
+                raise Refused(f"{func.name()} of a part of a tensor's memory: compiled code may keep that part alone")  # type: ignore[no-untyped-call]
             # Below autograd a composite operator comes whole: what it calls is looked at, too.
             if _splits(func):
                 with self:
                     return decomposition(func)(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+# The operators that reach beyond their tensor, to the end of its storage.
+_VIEWS_OF_STORAGE: Final = frozenset(
+    getattr(getattr(torch.ops.aten, name), overload)
+    for name in ("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter")
+    for overload in getattr(torch.ops.aten, name).overloads()
+)
+
+
+def _is_whole(t: torch.Tensor) -> bool:
+    """Whether a tensor is all that its storage has."""
+    return t.storage_offset() == 0 and t.untyped_storage().nbytes() == t.nbytes
 
 
 @contextlib.contextmanager
@@ -70,7 +92,7 @@ def looks_of_file() -> contextlib.AbstractContextManager[Any]:
     In float64, or with other rounding, a graph that computes indices may get others. Enter it after other modes: it
     must not see what they call.
     """
-    return CheckedCalls() if _OF_FILE.get() else contextlib.nullcontext()  # type: ignore[no-untyped-call]
+    return CheckedCalls(of_graph=True) if _OF_FILE.get() else contextlib.nullcontext()
 
 
 def check_call(
@@ -120,7 +142,7 @@ def changed_call(
         yield
         return
     # What stands in may start a thread, which looks too.
-    with graphs_of_file(), CheckedCalls():  # type: ignore[no-untyped-call]
+    with graphs_of_file(), CheckedCalls():
         yield
 
 
@@ -173,7 +195,7 @@ def check_inside(
     args, kwargs = tuple(map(copies.copy, args)), {k: copies.copy(v) for k, v in kwargs.items()}
     try:
         # A stand-in starts a thread, which looks too.
-        with torch.no_grad(), graphs_of_file(), CheckedCalls():  # type: ignore[no-untyped-call]
+        with torch.no_grad(), graphs_of_file(), CheckedCalls():
             (stand_in or func)(*args, **kwargs)
     except Refused:
         raise

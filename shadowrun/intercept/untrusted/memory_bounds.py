@@ -50,6 +50,8 @@ def why_out_of_bounds(name: str, given: NamedArguments) -> str:
 @functools.lru_cache(maxsize=4096)
 def _checks_of(name: str) -> tuple[ArgumentCheck, ...]:
     space, _, base = name.partition("::")
+    if name == "prims::inductor_lookup_seed":
+        return (_seed,)
     if space != "aten":
         return ()
     families = (*_FAMILIES.items(), *sequence_lengths.FAMILIES.items(), *result_shapes.FAMILIES.items())
@@ -254,10 +256,23 @@ def _packed_product(given: NamedArguments) -> Iterator[str]:
 _STATES: Final = ("grads", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "momentum_buffer_list", "state_sums")
 
 
+def _seed(given: NamedArguments) -> Iterator[str]:
+    seeds, index = given.get("seeds"), given.get("index")
+    # Compiled code counts from the first, and does not look.
+    if isinstance(seeds, torch.Tensor) and type(index) is int and not 0 <= index < seeds.numel():
+        yield "index is none of the seeds"
+
+
 def _optimizer(given: NamedArguments) -> Iterator[str]:
     parameters = given.get("self")
     if not isinstance(parameters, (list, tuple)):
         return
+    # The kernel reads one number from them, whatever their size.
+    for name in ("grad_scale", "found_inf"):
+        t = given.get(name)
+        if isinstance(t, torch.Tensor) and t.numel() != 1:
+            yield f"{name} is not one number"
+            return
     for name in (*_STATES, "state_steps"):
         states = given.get(name)
         if not isinstance(states, (list, tuple)) or not states:
