@@ -20,7 +20,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from shadowrun.visible_text import visible_lines
+from shadowrun.visible_text import one_line, visible_lines
 
 __all__ = [
     "CallFindingError",
@@ -97,7 +97,7 @@ class DataFileError(ShadowrunError):
     def __init__(self, message: str, *, slug: str) -> None:
         # Python prints what it was raised from, too: the text of a library, which may be the file's.
         for error in _handled_by_package():
-            error.args = tuple(visible_lines(a) if isinstance(a, str) else a for a in error.args)
+            error.args = tuple(one_line(a) if isinstance(a, str) else a for a in error.args)
         super().__init__(message, slug=slug)
 
 

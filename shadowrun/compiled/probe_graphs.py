@@ -11,6 +11,7 @@ from torch import fx
 
 from shadowrun.compiled.graph import Graph, Snapshot, set_rng_state
 from shadowrun.compiled.rounding import is_random
+from shadowrun.intercept.torchapi import without_modes
 from shadowrun.intercept.untrusted.checked_calls import looks_of_file
 from shadowrun.operators.case import exact_copy
 from shadowrun.torch_private import schema_of
@@ -61,8 +62,9 @@ class ValueRecorder(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         """Run a node."""
         value = super().run_node(n)
-        # A later node may write to the value in place.
-        self.values[n.name] = _copy(value)
+        # A later node may write to the value in place. The copy is none of the graph's calls.
+        with without_modes():
+            self.values[n.name] = _copy(value)
         return value
 
 

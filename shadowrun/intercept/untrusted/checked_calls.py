@@ -16,6 +16,7 @@ import torch
 from shadowrun.intercept.torch_operators import decomposition, operator_splits
 from shadowrun.intercept.torchapi import DispatchMode, storage_key
 from shadowrun.intercept.untrusted.op_allowlist import Refused, check_arguments, check_places, depends_on_values
+from shadowrun.strided import span
 from shadowrun.torch_private import negated_view, schema_of
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ class CheckedCalls(DispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(func, torch._ops.OpOverload):
             if depends_on_values(func):
                 check_arguments(func, args, kwargs)
-            if self._of_graph and func in _VIEWS_OF_STORAGE and not _is_whole(args[0]):
-                raise Refused(f"{func.name()} of a part of a tensor's memory: compiled code may keep that part alone")  # type: ignore[no-untyped-call]
+            if self._of_graph and func in _VIEWS_OF_STORAGE and _reaches_beyond(func, args, kwargs):
+                raise Refused(f"{func.name()} reaches beyond its tensor, which compiled code may keep alone")  # type: ignore[no-untyped-call]
             # Below autograd a composite operator comes whole: what it calls is looked at, too.
             if _splits(func):
                 with self:
@@ -71,9 +72,12 @@ _VIEWS_OF_STORAGE: Final = frozenset(
 )
 
 
-def _is_whole(t: torch.Tensor) -> bool:
-    """Whether a tensor is all that its storage has."""
-    return t.storage_offset() == 0 and t.untyped_storage().nbytes() == t.nbytes
+def _reaches_beyond(func: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a view of a tensor's storage has places that the tensor itself does not span."""
+    named = {a.name: value for a, value in zip(schema_of(func).arguments, args, strict=False)} | dict(kwargs)
+    t, end = named["self"], (named.get("storage_offset") or 0) + span(named["size"], named["stride"])
+    # Compiled code counts from the first element of the tensor, wherever that lies in a storage.
+    return 0 not in named["size"] and end > span(t.shape, t.stride())
 
 
 @contextlib.contextmanager
