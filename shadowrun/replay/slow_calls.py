@@ -63,9 +63,9 @@ class SlowCalls:
         The first of two runs wakes the thread pool, and on a busy machine waits for a processor: 12 ms for a
         call of 0.4 ms were seen. So a slow first run counts only if the runs after the reference's are slow too.
 
-        A processor may be busy for longer than these runs take: at load 6 on two cores, 8 of 175 programs had an
-        operator called slow that was not. So the reference runs once more beside each of them, and where it waits as
-        well, that is the time to compare with.
+        A processor may be busy for longer than these runs take: at load 6 on two cores, 8 of 175 runs of six
+        programs had an operator called slow that was not. So the reference runs once more beside each of them, and
+        where it waits as well, that is the time to compare with.
 
         An operator is found slow by its fastest call, so one that was short once is not run again: on a busy machine
         most calls may seem slow, and on a device that is wrong in every third call, one more run of the same inputs
