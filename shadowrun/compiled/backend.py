@@ -24,6 +24,7 @@ from shadowrun.compiled.graph import (
 from shadowrun.compiled.outcome import error_text
 from shadowrun.compiled.probe_graphs import Probe, dropout_residuals, eager_values, with_random_inputs
 from shadowrun.compiled.rounding import RandomRecorder, RandomResults
+from shadowrun.intercept.untrusted.checked_calls import looks_of_file
 from shadowrun.types import Cause, Status, Verdict
 
 if TYPE_CHECKING:
@@ -290,7 +291,12 @@ def compile_graph(compiler: Callable[..., Any], module: fx.GraphModule, inputs: 
     with preserved_rng(), torch.no_grad():
         # A copy: compilers change the graph in place, and it is needed for eager and float64 runs.
         code: Callable[..., Any] = compiler(without_layouts(copy_graph(module)), list(inputs))
-    return code
+
+    def run(*inputs: Any) -> Any:
+        with looks_of_file(compiled=True):
+            return code(*inputs)
+
+    return run
 
 
 def judge_probe(compiler: Callable[..., Any], probe: Probe) -> tuple[Verdict, tuple[JudgedResult, ...]]:

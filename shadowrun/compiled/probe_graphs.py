@@ -70,9 +70,9 @@ class ValueRecorder(fx.Interpreter):
 
 def eager_values(graph: Graph, snapshot: Snapshot) -> dict[str, Any]:
     """What each node of a graph returns when it runs eagerly."""
-    recorder = ValueRecorder(graph.module)
+    recorder, inputs = ValueRecorder(graph.module), snapshot.fresh()
     with torch.no_grad(), looks_of_file():
-        recorder.run(*snapshot.fresh(), enable_io_processing=False)
+        recorder.run(*inputs, enable_io_processing=False)
     # Each later run has to begin with the same random state.
     set_rng_state(snapshot.rng)
     return recorder.values

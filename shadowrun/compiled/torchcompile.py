@@ -130,7 +130,7 @@ _INDUCTOR_OPTIONS: Final = frozenset(
         *("cpp.enable_tiling_heuristics", "cpp.enable_unsafe_math_opt_flag", "cpp.fallback_scatter_reduce_sum"),
         *("cpp.force_inline_kernel", "cpp.max_horizontal_fusion_size", "cpp.min_chunk_size", "cpp.no_redundant_loops"),
         *("cpp.simdlen", "cpp.threads", "cpp.use_decompose_tanh", "cpp.use_small_dequant_buffer", "cpp.weight_prepack"),
-        *("cpp_wrapper", "cuda.use_fast_math", "dce", "decompose_mem_bound_mm", "delay_realize_cheap_outputs"),
+        *("cuda.use_fast_math", "dce", "decompose_mem_bound_mm", "delay_realize_cheap_outputs"),
         *("deterministic", "disable_padding_cpu", "dynamic_scale_rblock", "emulate_precision_casts"),
         *("epilogue_fusion", "epilogue_fusion_first", "expand_dimension_for_pointwise_nodes", "fallback_random"),
         *("force_disable_caches", "force_fuse_int_mm_with_mul", "force_layout_optimization", "force_pointwise_cat"),

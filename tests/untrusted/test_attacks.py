@@ -563,17 +563,40 @@ def test_the_seeds_of_a_graph_are_looked_at(attack, capsys, index):
 
 
 @pytest.mark.usefixtures("untried")
-def test_no_graph_reaches_beyond_a_part_of_its_own(attack, capsys):
+@pytest.mark.parametrize("step", [1, 100])
+@pytest.mark.parametrize("name", ["torch.ops.aten.as_strided.default", "torch.ops.aten.as_strided_copy.default"])
+def test_no_graph_reaches_beyond_a_part_of_its_own(attack, capsys, name, step):
     """The rest of the memory is there in eager; compiled code computes the part alone."""
     attack.target("cpu")
     nodes = [
         node("torch.ops.aten.full.default", [1000], 0.5, name="x"),
         node("torch.ops.aten.mul.Tensor", "%x", "%p", name="y"),
-        node("torch.ops.aten.slice.Tensor", "%y", 0, 0, 10, name="s"),
-        node("torch.ops.aten.as_strided.default", "%s", [990], [1], 10, name="f"),
+        node("torch.ops.aten.slice.Tensor", "%y", 0, 0, 10 * step, step, name="s"),
+        node(name, "%s", [9 * step + 1], [1], 0, name="f"),
     ]
     attack.graph(INPUT, *nodes, output("f"), inputs=[torch.ones(())])
     assert "reaches beyond its tensor" in refused(capsys, "repro", "x.shadowrun", "--no-minimise")
+
+
+@pytest.mark.parametrize("options", [(), ("--no-minimise",)])
+def test_kernels_that_compiled_code_calls_are_looked_at(attack, capsys, options):
+    """Inductor leaves a product with ones out: a kernel takes the neighbours of its only number for places."""
+    attack.target("cpu")
+    shape = [1, 1, 1, 1, 8]
+    nodes = [
+        node("torch.ops.aten.slice.Tensor", "%p", 0, 0, 1, name="a"),
+        node("torch.ops.aten.view.default", "%a", [1] * 5, name="b"),
+        node("torch.ops.aten.expand.default", "%b", shape, name="c"),
+        node("torch.ops.aten.full.default", shape, 1, name="o", dtype={"torch": "int64"}),
+        node("torch.ops.aten.mul.Tensor", "%c", "%o", name="i"),
+        node("torch.ops.aten.full.default", shape, 0.5, name="g"),
+        node("torch.ops.aten.full.default", shape, 0.25, name="x"),
+        node("torch.ops.aten.adaptive_max_pool3d_backward.default", "%g", "%x", "%i", name="f"),
+    ]
+    given = torch.full((8,), 3)
+    given[0] = 0
+    attack.graph(INPUT, *nodes, output("f"), inputs=[given], name="inductor")
+    assert "in an order that no pooling gives them" in refused(capsys, "repro", "x.shadowrun", *options)
 
 
 def test_a_captured_tensor_without_elements_lies_nowhere(attack, capsys):

@@ -16,7 +16,6 @@ import torch
 from shadowrun.intercept.torch_operators import decomposition, operator_splits
 from shadowrun.intercept.torchapi import DispatchMode, storage_key
 from shadowrun.intercept.untrusted.op_allowlist import Refused, check_arguments, check_places, depends_on_values
-from shadowrun.strided import span
 from shadowrun.torch_private import negated_view, schema_of
 
 if TYPE_CHECKING:
@@ -55,8 +54,9 @@ class CheckedCalls(DispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(func, torch._ops.OpOverload):
             if depends_on_values(func):
                 check_arguments(func, args, kwargs)
-            if self._of_graph and func in _VIEWS_OF_STORAGE and _reaches_beyond(func, args, kwargs):
-                raise Refused(f"{func.name()} reaches beyond its tensor, which compiled code may keep alone")  # type: ignore[no-untyped-call]
+            # Compiled code may keep a part of a tensor alone, or a number for all that are equal, and does not look.
+            if self._of_graph and func in _VIEWS_OF_STORAGE:
+                raise Refused(f"{func.name()} reaches beyond its tensor, into memory that compiled code may not have")  # type: ignore[no-untyped-call]
             # Below autograd a composite operator comes whole: what it calls is looked at, too.
             if _splits(func):
                 with self:
@@ -72,14 +72,6 @@ _VIEWS_OF_STORAGE: Final = frozenset(
 )
 
 
-def _reaches_beyond(func: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a view of a tensor's storage has places that the tensor itself does not span."""
-    named = {a.name: value for a, value in zip(schema_of(func).arguments, args, strict=False)} | dict(kwargs)
-    t, end = named["self"], (named.get("storage_offset") or 0) + span(named["size"], named["stride"])
-    # Compiled code counts from the first element of the tensor, wherever that lies in a storage.
-    return 0 not in named["size"] and end > span(t.shape, t.stride())
-
-
 @contextlib.contextmanager
 def graphs_of_file() -> Iterator[None]:
     """Graphs that run inside are those of a file: each run is looked at, since each has values of its own."""
@@ -90,13 +82,16 @@ def graphs_of_file() -> Iterator[None]:
         _OF_FILE.reset(token)
 
 
-def looks_of_file() -> contextlib.AbstractContextManager[Any]:
+def looks_of_file(*, compiled: bool = False) -> contextlib.AbstractContextManager[Any]:
     """For a run of a graph: looks at its calls inside of `graphs_of_file`, and does nothing elsewhere.
 
     In float64, or with other rounding, a graph that computes indices may get others. Enter it after other modes: it
     must not see what they call.
+
+    Args:
+        compiled: The run is one of compiled code, which lays tensors out in another way for the kernels that it calls.
     """
-    return CheckedCalls(of_graph=True) if _OF_FILE.get() else contextlib.nullcontext()
+    return CheckedCalls(of_graph=not compiled) if _OF_FILE.get() else contextlib.nullcontext()
 
 
 def check_call(
