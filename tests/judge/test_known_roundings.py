@@ -160,3 +160,14 @@ def test_both_ways_give_the_same_verdicts():
     counts, wrong = compare(300, seed=3, op="bmm")
     assert wrong == []
     assert counts["by a known rounding"] > 30
+
+
+def test_a_product_without_terms_is_no_failure():
+    bias, left, right = torch.rand(64), torch.empty(64, 0), torch.empty(0, 64)
+    case = make_case(aten.addmm.default, lambda x, y, z: torch.addmm(ROUNDINGS["bf16"](x), y, z), bias, left, right)
+    verdict, diffs = Judge()(case)
+    assert verdict.explanation == "inputs rounded to bf16"
+    known = KnownRoundings()
+    known.learn(7, case, verdict, diffs)
+    assert known.judge(7, case) is None, "the second call"
+    assert known.judge(7, case) is not None

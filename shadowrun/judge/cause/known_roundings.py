@@ -258,7 +258,7 @@ def _of_terms(case: Case, fit: _Fit, d: TensorDiff) -> float | None:
         return None
     distance = d.rmse * d.n_elements**0.5
     left, right = (float(torch.linalg.vector_norm(t.detach())) for t in factors)
-    size = distance / fit.distance + left * right / factors[0].shape[-1] ** 0.5
+    size = distance / fit.distance + left * right / max(1, factors[0].shape[-1]) ** 0.5
     return distance / size if 0.0 < size < math.inf else None
 
 
