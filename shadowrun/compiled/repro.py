@@ -205,8 +205,8 @@ class GraphScriptMaker:
                     actual = probe.graph.values(compiled(*inputs), inputs)
             except Refused:  # no script may run it either
                 raise
-            except Exception:  # then one bound for each element
-                actual = expected
+            except Exception:  # noqa: S110 - `actual` is still eager's: then one bound for each element
+                pass
         return allowed_differences(actual, expected, probe.graph.runs(probe.snapshot, random_results))
 
     @in_empty_folder()
